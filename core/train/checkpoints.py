@@ -1,0 +1,156 @@
+"""Checkpoint folders: written aside, fsynced, hashed, renamed; only a complete one can ever be read.
+
+A folder is an ordinary Hugging Face model folder (config, safetensors with fp32 weights, tokenizer) plus
+``optimizer.safetensors``, ``trainer_state.json`` and, written last, ``manifest.json`` with the SHA-256 of every file.
+This module knows files, not the database: the row that makes a checkpoint count is written by the caller after the rename.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+MANIFEST = "manifest.json"
+OPTIMIZER = "optimizer.safetensors"
+TRAINER_STATE = "trainer_state.json"
+
+
+class DamagedCheckpointError(Exception):
+    """A checkpoint folder is incomplete or differs from its manifest; the message names the file."""
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """One file of a checkpoint: name inside the folder, size in bytes, SHA-256 in hex."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class WrittenCheckpoint:
+    """A complete folder on disk. ``weights_sha256`` hashes the tensors, so it is equal for equal weights whatever the file."""
+
+    directory: Path
+    step: int
+    weights_sha256: str
+    files: tuple[CheckpointFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        return sum(file.bytes for file in self.files)
+
+
+def write_checkpoint(
+    directory: Path,
+    *,
+    step: int,
+    weights_sha256: str,
+    save_model: Callable[[Path], None],
+    optimizer_tensors: Mapping[str, Tensor] | None,
+    trainer_state: Mapping[str, Any],
+) -> WrittenCheckpoint:
+    """Write one checkpoint to ``directory`` so that a crash at any moment leaves either nothing or the whole.
+
+    ``save_model`` writes the model and tokenizer files into the folder it is given. ``optimizer_tensors`` is None where the
+    recipe keeps weights only. An existing folder of the same name is replaced (it never had a row).
+    """
+    aside = directory.with_name(f".{directory.name}.writing")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    save_model(aside)
+    if optimizer_tensors is not None:
+        save_file(dict(optimizer_tensors), aside / OPTIMIZER)
+    _write_json(aside / TRAINER_STATE, trainer_state)
+    files = tuple(_seal(path) for path in sorted(aside.iterdir()))
+    manifest = {
+        "step": step,
+        "weights_sha256": weights_sha256,
+        "files": {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files},
+    }
+    _write_json(aside / MANIFEST, manifest)
+    files = (*files, _seal(aside / MANIFEST))
+    _sync(aside)
+    shutil.rmtree(directory, ignore_errors=True)
+    aside.rename(directory)
+    _sync(directory.parent)
+    return WrittenCheckpoint(directory, step, weights_sha256, files)
+
+
+def verify_checkpoint(directory: Path) -> str:
+    """Check every file against the manifest and return the weights' hash.
+
+    Raises :class:`DamagedCheckpointError` naming the first file that is missing, short or different.
+    """
+    manifest_path = directory / MANIFEST
+    if not manifest_path.is_file():
+        raise DamagedCheckpointError(f"{directory.name} has no {MANIFEST}: it was never completed")
+    manifest = json.loads(manifest_path.read_text())
+    for name, expected in manifest["files"].items():
+        path = directory / name
+        if not path.is_file():
+            raise DamagedCheckpointError(f"{directory.name}/{name} is missing")
+        if path.stat().st_size != expected["bytes"] or _sha256(path) != expected["sha256"]:
+            raise DamagedCheckpointError(f"{directory.name}/{name} differs from the manifest")
+    return str(manifest["weights_sha256"])
+
+
+def read_optimizer(directory: Path) -> dict[str, Tensor]:
+    """Return the optimizer tensors of a checkpoint; raises :class:`DamagedCheckpointError` when it holds weights only."""
+    path = directory / OPTIMIZER
+    if not path.is_file():
+        raise DamagedCheckpointError(f"{directory.name} holds weights only (save.optimizer was false); it cannot be continued")
+    return load_file(path)
+
+
+def read_trainer_state(directory: Path) -> dict[str, Any]:
+    """Return the counters that were stored with a checkpoint."""
+    state: dict[str, Any] = json.loads((directory / TRAINER_STATE).read_text())
+    return state
+
+
+def remove_checkpoint(directory: Path) -> None:
+    """Remove a folder so that it is never seen half gone under its own name."""
+    if directory.exists():
+        doomed = directory.with_name(f".{directory.name}.removing")
+        directory.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove folders that a killed runner left half written or half removed; the caller holds the run's lock."""
+    if parent.is_dir():
+        for path in parent.iterdir():
+            if path.name.startswith(".") and path.suffix in {".writing", ".removing"}:
+                shutil.rmtree(path)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False))
+
+
+def _seal(path: Path) -> CheckpointFile:
+    _sync(path)
+    return CheckpointFile(path.name, path.stat().st_size, _sha256(path))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

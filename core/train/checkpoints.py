@@ -108,7 +108,9 @@ def read_optimizer(directory: Path) -> dict[str, Tensor]:
     """Return the optimizer tensors of a checkpoint; raises :class:`DamagedCheckpointError` when it holds weights only."""
     path = directory / OPTIMIZER
     if not path.is_file():
-        raise DamagedCheckpointError(f"{directory.name} holds weights only (save.optimizer was false); it cannot be continued")
+        raise DamagedCheckpointError(
+            f"{directory.name} holds weights only (save.optimizer was false); it cannot be continued"
+        )
     return load_file(path)
 
 

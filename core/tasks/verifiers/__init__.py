@@ -1,0 +1,62 @@
+"""Graders: one module per kind of item, each with a ``VERSION`` and a ``grade`` function without side effects.
+
+They run inside the pool's worker processes (:mod:`core.tasks.pool`), because model text can make them hang or exhaust
+memory. Nothing here evaluates model text as code.
+"""
+
+from core.tasks.items import Item
+from core.tasks.verifiers.verdict import Judgement, Outcome, Verdict
+
+__all__ = ["VERIFIERS", "Judgement", "Outcome", "Verdict", "grade", "version_of", "warm_up"]
+
+VERIFIERS = ("math", "reasoning_gym")
+
+
+def grade(verifier: str, item: Item, text: str) -> Judgement:
+    """Judge ``text``, a completion for ``item``; raises ``ValueError`` for a verifier that does not exist."""
+    match verifier:
+        case "math":
+            from core.tasks.verifiers import math
+
+            return math.grade(item, text)
+        case "reasoning_gym":
+            from core.tasks.verifiers import reasoning_gym
+
+            return reasoning_gym.grade(item, text)
+        case _:
+            raise ValueError(unknown(verifier))
+
+
+def version_of(verifier: str) -> str:
+    """The grader's version, recorded with every verdict; it changes whenever a judgement could."""
+    match verifier:
+        case "math":
+            from core.tasks.verifiers import math
+
+            return math.VERSION
+        case "reasoning_gym":
+            from core.tasks.verifiers import reasoning_gym
+
+            return reasoning_gym.VERSION
+        case _:
+            raise ValueError(unknown(verifier))
+
+
+def warm_up(verifier: str) -> None:
+    """Import what the grader needs, so that the first answer's time limit does not pay for it."""
+    match verifier:
+        case "math":
+            from core.tasks.verifiers import math
+
+            math.warm_up()
+        case "reasoning_gym":
+            from core.tasks.verifiers import reasoning_gym
+
+            reasoning_gym.warm_up()
+        case _:
+            raise ValueError(unknown(verifier))
+
+
+def unknown(verifier: str) -> str:
+    """The message for a verifier name that is not in :data:`VERIFIERS`."""
+    return f"verifier {verifier!r} is not known; allowed: {', '.join(VERIFIERS)}"

@@ -1,0 +1,242 @@
+// The plain page: polls the REST interface, shows the list of runs or one run. Text enters the page only as text nodes.
+
+import { drawChart, formatNumber } from "/web/chart.js";
+
+const FINAL = new Set(["succeeded", "damage_stopped", "failed", "cancelled"]);
+const POLL_MS = 4000;
+const HELDOUT = new Set(["heldout/accuracy", "heldout/delta"]);
+const byId = (id) => document.getElementById(id);
+const etags = new Map(); // path -> {etag, body}: an unchanged answer costs a 304 and no redrawing
+let view = 0; // grows with every navigation, so that late answers of an older view are dropped
+let timer = 0;
+
+async function get(path) {
+  const known = etags.get(path);
+  const response = await fetch(path, { headers: known ? { "If-None-Match": known.etag } : {}, cache: "no-store" });
+  if (response.status === 304) return { body: known.body, changed: false };
+  const body = await response.json();
+  if (!response.ok) throw Object.assign(new Error(body.error.message), { status: response.status });
+  const etag = response.headers.get("ETag");
+  if (etag) etags.set(path, { etag, body });
+  return { body, changed: true };
+}
+
+function node(name, text, className) {
+  const made = document.createElement(name);
+  if (text !== undefined) made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+const cell = (content, className) => { const made = node("td", undefined, className); made.append(content); return made; };
+const state = (name) => node("span", name.replaceAll("_", " "), `state state-${name}`);
+const time = (iso) => (iso ? iso.slice(0, 16).replace("T", " ") : "");
+const percent = (value) => (value === null || value === undefined ? "n/a" : `${(100 * value).toFixed(1)} %`);
+const points = (value) => (value === null || value === undefined ? "n/a" : `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)} points`);
+const interval = (ci, write) => (ci && ci[0] !== null ? `[${write(ci[0])}, ${write(ci[1])}]` : "");
+
+function progressText(run) {
+  const { done, total, unit, phase } = run.progress;
+  const amount = total ? `${done ?? 0} of ${total} ${unit ?? ""}`.trim() : "";
+  return [phase && !FINAL.has(run.state) ? phase : "", amount].filter(Boolean).join(": ");
+}
+
+// ---- the list of runs -------------------------------------------------------------------------------------------
+
+function runRow(run) {
+  const row = node("tr");
+  const link = node("a", run.name || run.id);
+  link.href = `#/runs/${run.id}`;
+  const first = cell(link, "wrap");
+  first.append(node("span", ` ${run.kind} ${run.id}`, "quiet mono"));
+  row.append(first, cell(state(run.state)), cell(progressText(run)), cell(run.model || "", "wrap"), cell(time(run.created_at)));
+  return row;
+}
+
+async function showRuns(mine) {
+  const { body } = await get("/runs?limit=50");
+  if (mine !== view) return;
+  const table = byId("runs-table").tBodies[0];
+  const focused = document.activeElement?.getAttribute?.("href");
+  table.replaceChildren(...body.data.map(runRow));
+  if (focused) table.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
+  byId("runs-empty").hidden = body.data.length > 0;
+  const more = byId("runs-more");
+  more.hidden = !body.has_more;
+  more.onclick = () => olderRuns(mine, body.next);
+}
+
+async function olderRuns(mine, cursor) {
+  window.clearTimeout(timer); // whoever reads old runs keeps the list as it is until the next navigation
+  const { body } = await get(`/runs?limit=50&after=${encodeURIComponent(cursor)}`);
+  if (mine !== view) return;
+  byId("runs-table").tBodies[0].append(...body.data.map(runRow));
+  byId("runs-more").hidden = !body.has_more;
+  byId("runs-more").onclick = () => olderRuns(mine, body.next);
+}
+
+// ---- one run ----------------------------------------------------------------------------------------------------
+
+function facts(list, pairs) {
+  list.replaceChildren(...pairs.filter(([, value]) => value).map(([label, value]) => {
+    const group = node("div");
+    group.append(node("dt", label), node("dd", value));
+    return group;
+  }));
+}
+
+function header(run) {
+  document.title = `${run.name || run.id} - Driftline`;
+  byId("run-title").replaceChildren(run.name || run.id, " ", state(run.state));
+  const parent = run.parent_id ? `fork of ${run.parent_id}${run.parent_step === null ? "" : ` at step ${run.parent_step}`}` : "";
+  const label = run.exploratory ? "exploratory" : "";
+  byId("run-facts").textContent = [run.kind, run.id, run.model, `attempt ${run.attempt?.number ?? 0}`, parent, label, `created ${time(run.created_at)} UTC`].filter(Boolean).join(" · ");
+  const waiting = run.queue ? `Waiting, place ${run.queue.position}: ${run.queue.why}` : "";
+  const eta = run.eta ? `about ${Math.max(1, Math.round(run.eta.seconds / 60))} min left (${run.eta.basis})` : "";
+  byId("run-liveness").textContent = [progressText(run), waiting || run.liveness.reason, run.outcome_reason, eta].filter(Boolean).join(" · ");
+  const bar = byId("run-progress");
+  bar.hidden = !run.progress.total;
+  bar.max = run.progress.total || 1;
+  bar.value = run.progress.done || 0;
+  bar.setAttribute("aria-label", progressText(run) || "no progress yet");
+  const error = byId("run-error");
+  error.hidden = !run.error;
+  if (run.error) error.replaceChildren(node("strong", `${run.error.category ?? ""} error ${run.error.code ?? ""}`), node("p", run.error.message ?? ""), node("pre", (run.error.log_tail ?? []).toString()));
+}
+
+function damage(status, looks) {
+  byId("damage").hidden = false;
+  byId("damage-title").replaceChildren("Damage stop ", state(status.state));
+  byId("damage-statement").textContent = status.statement;
+  const { base, current, paired, evidence, rule } = status;
+  facts(byId("damage-facts"), [
+    ["Base accuracy", base ? `${percent(base.accuracy)} ${interval(base.ci, percent)}` : ""],
+    ["Base against itself (noise floor)", base ? percent(base.noise_floor) : ""],
+    ["Current accuracy", current ? `${percent(current.accuracy)} ${interval(current.ci, percent)}, step ${current.step}` : ""],
+    ["Lost / gained", paired ? `${formatNumber(paired.lost)} / ${formatNumber(paired.gained)} of ${paired.n} items` : ""],
+    ["Paired difference", paired ? `${points(paired.delta)} ${interval(paired.ci, points)}` : ""],
+    ["Evidence", evidence && evidence.value !== null ? `${evidence.statistic}: ${formatNumber(evidence.value)} of ${formatNumber(evidence.threshold)}` : ""],
+    ["Rule", rule ? `${rule.rule ?? rule.name ?? ""}, ${status.action ?? "no action"}` : "off"],
+    ["Next look", status.next_look_at_step === null ? "" : `step ${status.next_look_at_step}`],
+  ]);
+  const frozen = status.prespecified_at ? `Rule frozen ${time(status.prespecified_at)} UTC (${status.clock} clock), hash ${String(status.spec_hash).slice(0, 12)}` : "";
+  const kind = status.confirmatory ? "confirmatory" : "exploratory";
+  byId("damage-notes").textContent = [frozen, status.spec_hash ? kind : "", `Forgetting: ${status.forgetting}`].filter(Boolean).join(" · ");
+  const own = looks.filter((look) => look.reference === "base");
+  const note = (look) => `${formatNumber(look.lost)} lost, ${formatNumber(look.gained)} gained of ${look.n}`;
+  drawChart(byId("chart-delta"), {
+    title: "Held-out accuracy at each look", help: "Greedy, 95 % interval; each look draws its own items, so neighbours differ by luck.", dots: true,
+    points: own.map((look) => ({ x: look.step, y: look.accuracy, low: look.ci?.[0], high: look.ci?.[1], note: note(look) })),
+    lines: base && base.accuracy !== null ? [{ y: base.accuracy, label: "base" }] : [],
+    marks: own.map((look) => ({ kind: "look", step: look.step })),
+  });
+  const threshold = evidence && evidence.threshold;
+  drawChart(byId("chart-evidence"), {
+    title: evidence ? `Evidence of damage: ${evidence.statistic}` : "Evidence of damage", help: "The frozen rule's statistic and the threshold it acts at.", dots: true,
+    points: own.filter((look) => look.statistic !== null).map((look) => ({ x: look.step, y: look.statistic, note: look.decided ? "decided" : "" })),
+    lines: threshold ? [{ y: threshold, label: "threshold" }] : [], marks: own.map((look) => ({ kind: "look", step: look.step })),
+  });
+}
+
+function lookRow(look) {
+  const row = node("tr");
+  const buttons = node("td");
+  for (const flip of ["lost", "gained"]) {
+    const button = node("button", flip);
+    button.type = "button";
+    button.setAttribute("aria-label", `${flip} items of the look at step ${look.step}`);
+    button.onclick = () => showItems(look, flip, null);
+    buttons.append(button, " ");
+  }
+  const limit = look.statistic === null ? "" : `${formatNumber(look.statistic)} / ${formatNumber(look.threshold)}${look.decided ? " decided" : ""}`;
+  row.append(cell(String(look.step)), cell(look.suite), cell(look.reference), cell(String(look.n)), cell(`${percent(look.accuracy)} ${interval(look.ci, percent)}`),
+    cell(formatNumber(look.lost), "lost"), cell(formatNumber(look.gained), "gained"), cell(limit), buttons);
+  return row;
+}
+
+function itemEntry(item, flip) {
+  const entry = node("li", undefined, `${flip}-item`);
+  entry.append(node("strong", item.item_id, "mono"), ` base: ${item.base_verdict ?? "not asked"}, now: ${item.verdict}${item.reason ? ` (${item.reason})` : ""}; answer read: ${item.extracted ?? "none"}; expected: ${item.gold ?? "n/a"}; ended by ${item.finish_reason}`);
+  entry.append(node("pre", item.text));
+  return entry;
+}
+
+async function showItems(look, flip, cursor) {
+  const mine = view;
+  const after = cursor ? `&after=${encodeURIComponent(cursor)}` : "";
+  const { body } = await get(`/evals/${look.evaluation_id}/items?flip=${flip}&limit=20${after}`);
+  if (mine !== view) return;
+  const list = byId("items-list");
+  const entries = body.data.map((item) => itemEntry(item, flip));
+  byId("items").hidden = false;
+  byId("items-title").textContent = `Items ${flip} at step ${look.step} (${look.suite})`;
+  if (cursor) list.append(...entries); else list.replaceChildren(...(entries.length ? entries : [node("li", `No item was ${flip}.`)]));
+  const more = byId("items-more");
+  more.hidden = !body.has_more;
+  more.onclick = () => showItems(look, flip, body.next);
+  if (!cursor) byId("items-title").focus();
+}
+
+function curves(body) {
+  const grid = byId("curves-grid");
+  const keys = Object.keys(body.curves).filter((key) => !HELDOUT.has(key));
+  byId("curves").hidden = keys.length === 0;
+  const reading = grid.contains(document.activeElement) || grid.matches(":hover"); // do not redraw under a reader's cursor
+  if (reading && grid.childElementCount === keys.length) return;
+  grid.replaceChildren(...keys.map((key) => {
+    const figure = node("figure");
+    const curve = body.curves[key];
+    const thinned = curve.shown < curve.total ? ` Shown: ${curve.shown} of ${curve.total} points.` : "";
+    drawChart(figure, { title: key, unit: curve.unit, help: curve.help + thinned, marks: body.marks, points: curve.points.map(([x, y, , bad]) => ({ x, y, bad })) });
+    return figure;
+  }));
+}
+
+async function showRun(mine, id) {
+  const path = `/runs/${encodeURIComponent(id)}`;
+  const { body: run } = await get(path);
+  if (mine !== view) return true;
+  header(run);
+  if (run.kind === "train") {
+    const [status, looks, series] = await Promise.all([get(`${path}/damage-stop`), get(`${path}/looks?limit=200`), get(`${path}/curves?max_points=400`)]);
+    if (mine !== view) return true;
+    if (status.changed || byId("damage").hidden) damage(status.body, looks.body.data);
+    byId("looks").hidden = looks.body.data.length === 0;
+    const table = byId("looks-table").tBodies[0];
+    if (table.childElementCount !== looks.body.data.length) table.replaceChildren(...looks.body.data.map(lookRow));
+    curves(series.body);
+  }
+  return FINAL.has(run.state);
+}
+
+// ---- navigation and polling -------------------------------------------------------------------------------------
+
+async function poll(mine, id) {
+  let done = false;
+  try {
+    if (id) done = await showRun(mine, id); else await showRuns(mine);
+    if (mine === view) byId("connection").textContent = "";
+  } catch (problem) {
+    if (mine === view) byId("connection").textContent = problem.status ? problem.message : "The service does not answer; trying again.";
+    done = problem.status >= 400 && problem.status < 500;
+  }
+  if (mine === view && !done) timer = window.setTimeout(() => poll(mine, id), document.hidden ? 4 * POLL_MS : POLL_MS);
+}
+
+function navigate() {
+  view += 1;
+  window.clearTimeout(timer);
+  const id = location.hash.match(/^#\/runs\/([0-9a-f]+)$/)?.[1];
+  if (!id && location.hash && !location.hash.startsWith("#/")) return poll(view, null); // the skip link
+  byId("runs").hidden = Boolean(id);
+  byId("run").hidden = !id;
+  for (const part of ["damage", "looks", "curves", "items"]) byId(part).hidden = true;
+  for (const part of ["runs-table", "looks-table"]) byId(part).tBodies[0].replaceChildren();
+  byId("curves-grid").replaceChildren();
+  if (!id) document.title = "Driftline";
+  byId("main").focus({ preventScroll: true });
+  return poll(view, id);
+}
+
+window.addEventListener("hashchange", navigate);
+navigate();

@@ -115,13 +115,13 @@ def next_version(current: int, version: int | None) -> int:
     if version is None:
         return current + 1
     if version <= current:
-        raise EngineError(f"weights version {version} is not above the current version {current}; versions only increase")
+        raise EngineError(
+            f"weights version {version} is not above the current version {current}; versions only increase"
+        )
     return version
 
 
-def check_requests(
-    requests: Sequence[Request], params: SamplingParams, *, max_model_len: int, vocab_size: int
-) -> None:
+def check_requests(requests: Sequence[Request], params: SamplingParams, *, max_model_len: int, vocab_size: int) -> None:
     """Refuse what cannot be served, before any token is generated.
 
     A request needs a prompt of at least one token, token ids within the vocabulary, and room for ``max_tokens`` after
@@ -134,7 +134,7 @@ def check_requests(
         length = len(request.prompt_ids)
         if length == 0:
             raise RequestError(f"requests[{index}].prompt_ids is empty; a prompt needs at least one token")
-        if not (0 <= min(request.prompt_ids) and max(request.prompt_ids) < vocab_size):
+        if not (min(request.prompt_ids) >= 0 and max(request.prompt_ids) < vocab_size):
             raise RequestError(f"requests[{index}].prompt_ids holds an id outside 0..{vocab_size - 1}")
         if length + params.max_tokens > max_model_len:
             raise RequestError(

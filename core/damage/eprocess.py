@@ -153,6 +153,7 @@ class EProcess:
         crossed = log_m >= -math.log(self.alpha)
         decided_at = state.get("decided_at") or (number if crossed else None)
         margin_rejected = largest_margin_rejected(histograms, self.looks, self.alpha)
+        watch = log_m >= math.log(self.watch)
         return LookDecision(
             number=number,
             statistic_name=self.statistic_name,
@@ -160,12 +161,13 @@ class EProcess:
             threshold=self.threshold,
             crossed=crossed,
             decided=decided_at is not None,
-            watch=log_m >= math.log(self.watch),
+            watch=watch,
             state={
                 "frozen": frozen,
                 "looks": number,
                 "histograms": histograms,
                 "decided_at": decided_at,
+                "watch": watch,
                 "margin_rejected": margin_rejected,
                 "infra": state.get("infra", 0) + counted.infra,
             },

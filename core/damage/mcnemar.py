@@ -109,6 +109,7 @@ class McNemarSpending:
         p = one_sided_p(round(counted.lost), round(counted.gained))
         crossed = number <= self.looks and p <= self.threshold
         decided_at = state.get("decided_at") or (number if crossed else None)
+        watch = p <= 1.0 / (self.watch * self.looks)
         return LookDecision(
             number=number,
             statistic_name=self.statistic_name,
@@ -116,12 +117,13 @@ class McNemarSpending:
             threshold=self.threshold,
             crossed=crossed,
             decided=decided_at is not None,
-            watch=p <= 1.0 / (self.watch * self.looks),
+            watch=watch,
             state={
                 "frozen": frozen,
                 "looks": number,
                 "panel": fingerprint,
                 "decided_at": decided_at,
+                "watch": watch,
                 "margin_rejected": None,
                 "infra": state.get("infra", 0) + counted.infra,
             },

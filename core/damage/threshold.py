@@ -78,6 +78,7 @@ class Threshold:
         streak = state.get("streak", 0) + 1 if drop >= self.points - _ROUNDING else 0
         crossed = number <= self.looks and streak >= self.consecutive
         decided_at = state.get("decided_at") or (number if crossed else None)
+        watch = streak > 0
         return LookDecision(
             number=number,
             statistic_name=self.statistic_name,
@@ -85,13 +86,14 @@ class Threshold:
             threshold=self.points,
             crossed=crossed,
             decided=decided_at is not None,
-            watch=streak > 0,
+            watch=watch,
             state={
                 "frozen": frozen,
                 "looks": number,
                 "panel": fingerprint,
                 "streak": streak,
                 "decided_at": decided_at,
+                "watch": watch,
                 "margin_rejected": None,
                 "infra": state.get("infra", 0) + counted.infra,
             },

@@ -1,0 +1,303 @@
+"""Contradictions between fields that are each right by themselves.
+
+Every check yields findings: a problem and the fields it rests on. No check stops another.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from core.recipes.algorithm import algorithm_problems
+from core.recipes.analysis import AnalysisRecipe
+from core.recipes.catalogue import MODELS, VERIFIERS
+from core.recipes.errors import Problem, allowed
+from core.recipes.evaluation import EvalRecipe
+from core.recipes.gym_tasks import PREFIX as GYM
+from core.recipes.model_refs import is_run_ref
+from core.recipes.resolution import smallest_pool
+from core.recipes.sources import FILE, HOLDOUT, dataset_items, option_faults, splits, verifier
+from core.recipes.train import DamageStop, Looks, TrainRecipe
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem, and the dotted fields it rests on: it means nothing when one of those is itself wrong."""
+
+    problem: Problem
+    needs: tuple[str, ...]
+
+
+def findings(recipe: TrainRecipe | EvalRecipe | AnalysisRecipe) -> list[Finding]:
+    """Every contradiction of ``recipe``."""
+    match recipe:
+        case TrainRecipe():
+            return [
+                *_batch(recipe),
+                *_algorithm(recipe),
+                *_lengths(recipe),
+                *_data(recipe),
+                *_rewards(recipe),
+                *_looks(recipe),
+                *_ends(recipe),
+            ]
+        case EvalRecipe():
+            return [*_suites(recipe), *_against(recipe)]
+        case AnalysisRecipe():
+            return list(_compute(recipe))
+
+
+def _finding(param: str, message: str, hint: str, *needs: str) -> Finding:
+    return Finding(Problem(param, message, hint), (param, *needs))
+
+
+def _batch(recipe: TrainRecipe) -> Iterator[Finding]:
+    if recipe.num_generations < 2 and recipe.algorithm.needs_group:
+        yield _finding(
+            "num_generations",
+            f"{recipe.algorithm.name} compares the samples of one prompt, so a group of one teaches nothing",
+            "at least 2 (8 is usual), or algorithm reinforce_plus_plus without baseline",
+            "algorithm.name",
+            "algorithm.baseline",
+        )
+    if recipe.prompts_per_step % recipe.prompts_per_update:
+        divisors = [n for n in range(1, recipe.prompts_per_step + 1) if recipe.prompts_per_step % n == 0]
+        yield _finding(
+            "prompts_per_update",
+            f"{recipe.prompts_per_update} does not divide prompts_per_step {recipe.prompts_per_step}",
+            f"allowed: {allowed(map(str, divisors[-12:]))}",
+            "prompts_per_step",
+        )
+    updates = recipe.max_steps * max(1, recipe.updates_per_step)
+    if recipe.warmup_updates > updates:
+        yield _finding(
+            "warmup_updates",
+            f"{recipe.warmup_updates} warm-up updates are more than the {updates} updates of the whole run",
+            f"at most {updates}",
+            "max_steps",
+            "prompts_per_step",
+            "prompts_per_update",
+        )
+    if recipe.optimizer.momentum and recipe.optimizer.name != "sgd":
+        yield _finding(
+            "optimizer.momentum",
+            f"momentum has no effect with {recipe.optimizer.name}",
+            "remove it, set adam_beta1, or use sgd",
+            "optimizer.name",
+        )
+
+
+def _algorithm(recipe: TrainRecipe) -> Iterator[Finding]:
+    for problem in algorithm_problems(recipe.algorithm):
+        yield Finding(problem, (problem.param, "algorithm.name", "algorithm.aggregation"))
+
+
+def _lengths(recipe: TrainRecipe) -> Iterator[Finding]:
+    facts = MODELS.get(recipe.model)
+    limit = facts.max_positions if facts else None
+    total = recipe.max_prompt_length + recipe.max_completion_length
+    if limit is not None and total > limit:
+        yield _finding(
+            "max_completion_length",
+            f"max_prompt_length {recipe.max_prompt_length} + max_completion_length {recipe.max_completion_length} = {total} "
+            f"is more than the {limit} positions of {recipe.model}",
+            f"at most {max(1, limit - recipe.max_prompt_length)} with this max_prompt_length",
+            "model",
+            "max_prompt_length",
+        )
+
+
+def _data(recipe: TrainRecipe) -> Iterator[Finding]:
+    data = recipe.data
+    yield from _options(data.dataset, data.options, "data.options", "data.dataset")
+    known = splits(data.dataset)
+    if known is not None and data.split not in known:
+        yield _finding(
+            "data.split", f"{data.dataset} has no split {data.split!r}", f"allowed: {allowed(known)}", "data.dataset"
+        )
+    items = dataset_items(data.dataset, data.split, data.options)
+    if items is not None and items - data.holdout < recipe.prompts_per_step:
+        yield _finding(
+            "data.holdout",
+            f"{data.dataset} has {items} items; {data.holdout} held out leave {max(0, items - data.holdout)} "
+            f"for steps of {recipe.prompts_per_step} prompts",
+            "hold out fewer, take smaller steps"
+            + (", or raise data.options.size" if data.dataset.startswith(GYM) else ""),
+            "data.dataset",
+            "data.split",
+            "data.options",
+            "prompts_per_step",
+        )
+
+
+def _options(name: str, options: Mapping[str, Any], place: str, *needs: str) -> Iterator[Finding]:
+    for option, message, hint in option_faults(name, options):
+        yield _finding(f"{place}.{option}", message, hint, *needs)
+
+
+def _rewards(recipe: TrainRecipe) -> Iterator[Finding]:
+    dataset = recipe.data.dataset
+    own = verifier(dataset)
+    if "auto" in recipe.rewards and own in recipe.rewards:
+        yield _finding(
+            f"rewards.{own}",
+            f"auto already is {own} for {dataset}",
+            "keep one of the two",
+            "data.dataset",
+            "rewards.auto",
+        )
+    if dataset.startswith(FILE):
+        return
+    # Generated items have plain answers too, so math can grade them; tests and instruction checks belong to their own data.
+    usable = {own, "math"} if own == "reasoning_gym" else {own}
+    for term in recipe.rewards:
+        if term in VERIFIERS and term not in usable:
+            yield _finding(
+                f"rewards.{term}",
+                f"the verifier {term} cannot grade {dataset}",
+                f"allowed: auto, {allowed(sorted(usable))}",
+                "data.dataset",
+            )
+
+
+def _looks(recipe: TrainRecipe) -> Iterator[Finding]:
+    looks, stop = recipe.looks, recipe.damage_stop
+    if looks is None:
+        if stop is not None:
+            yield _finding(
+                "damage_stop",
+                "a damage stop is asked at looks, and this recipe has none",
+                'add looks, such as {"every": 10}',
+                "looks",
+            )
+        return
+    if looks.every > recipe.max_steps:
+        yield _finding(
+            "looks.every",
+            f"the first look would be at step {looks.every}, after the last step {recipe.max_steps}",
+            f"at most {recipe.max_steps}",
+            "max_steps",
+        )
+    if HOLDOUT in looks.suites and recipe.data.holdout == 0:
+        yield _finding(
+            "looks.suites",
+            "the suite holdout is empty because data.holdout is 0",
+            "hold items out or name another suite",
+            "data.holdout",
+        )
+    twice = sorted({suite for suite in looks.suites if looks.suites.count(suite) > 1})
+    if twice:
+        yield _finding("looks.suites", f"{', '.join(twice)} is named twice", "name each suite once")
+    yield from _draws(recipe, looks, stop)
+
+
+def _draws(recipe: TrainRecipe, looks: Looks, stop: DamageStop | None) -> Iterator[Finding]:
+    pool = smallest_pool(recipe, looks)
+    pool_fields = ("looks.suites", "data.holdout", "looks.m")
+    if looks.m is not None and pool is not None and looks.m > pool:
+        yield _finding(
+            "looks.m", f"{looks.m} items cannot be drawn from a pool of {pool}", f"at most {pool}", *pool_fields
+        )
+        return
+    if stop is None:
+        return
+    if stop.rule == "mcnemar_spending" and looks.m is not None and looks.m != pool:
+        yield _finding(
+            "looks.m",
+            "mcnemar_spending asks one fixed panel whole at every look, so items are not drawn",
+            "remove looks.m, hold out fewer items, or use the rule eprocess",
+            "damage_stop.rule",
+            *pool_fields,
+        )
+    if stop.rule is None and looks.m is not None and pool is not None and pool < 5 * looks.m and looks.m != pool:
+        yield _finding(
+            "looks.m",
+            f"a pool of {pool} is too small for fresh draws of {looks.m} items unless the rule is named",
+            f"at most {pool // 5}, or name damage_stop.rule",
+            "damage_stop.rule",
+            *pool_fields,
+        )
+    if stop.rule == "eprocess" and looks.base_runs < 2:
+        yield _finding("looks.base_runs", "eprocess needs at least two base runs", "2 or more", "damage_stop.rule")
+
+
+def _ends(recipe: TrainRecipe) -> Iterator[Finding]:
+    stop = recipe.stop
+    if stop is not None and recipe.looks is None:
+        for field in ("target", "patience"):
+            if getattr(stop, field) is not None:
+                yield _finding(
+                    f"stop.{field}",
+                    f"{field} is measured at looks, and this recipe has none",
+                    "add looks or remove it",
+                    "looks",
+                )
+    regrounding = recipe.regrounding
+    if regrounding is not None and regrounding.after + regrounding.m > recipe.max_steps:
+        yield _finding(
+            "regrounding.after",
+            f"after step {regrounding.after} and {regrounding.m} real steps the {recipe.max_steps} steps are over",
+            f"after + m at most {recipe.max_steps}",
+            "regrounding.m",
+            "max_steps",
+        )
+    if recipe.lora is not None and recipe.optimizer.name == "adamw_offload":
+        yield _finding(
+            "optimizer",
+            "adapters are small, so adamw_offload has nothing to offload",
+            "use adamw",
+            "lora",
+            "optimizer.name",
+        )
+
+
+def _suites(recipe: EvalRecipe) -> Iterator[Finding]:
+    for index, spec in enumerate(recipe.suites):
+        place = f"suites.{index}"
+        if spec.n > 1 and spec.temperature == 0:
+            yield _finding(
+                f"{place}.temperature",
+                f"{spec.n} greedy samples of one item are the same",
+                "set n to 1 or a temperature above 0 (0.6 is usual)",
+                f"{place}.n",
+            )
+        if spec.suite == HOLDOUT and not is_run_ref(recipe.model):
+            yield _finding(
+                f"{place}.suite",
+                "holdout belongs to a run, and the model is not a run's",
+                "name a suite, or a model run:ID/...",
+                "model",
+            )
+        known = splits(spec.suite)
+        if known is not None and "split" in spec.model_fields_set and spec.split not in known:
+            yield _finding(
+                f"{place}.split",
+                f"{spec.suite} has no split {spec.split!r}",
+                f"allowed: {allowed(known)}",
+                f"{place}.suite",
+            )
+        yield from _options(spec.suite, spec.options, f"{place}.options", f"{place}.suite")
+
+
+def _against(recipe: EvalRecipe) -> Iterator[Finding]:
+    for index, ref in enumerate(recipe.against):
+        if ref == "base" and not is_run_ref(recipe.model):
+            yield _finding(
+                f"against.{index}",
+                "base is the model a run started from, and the model is not a run's",
+                "name the model itself",
+                "model",
+            )
+        if ref == recipe.model or ref in recipe.against[:index]:
+            yield _finding(f"against.{index}", f"{ref} is named twice", "compare with each model once", "model")
+
+
+def _compute(recipe: AnalysisRecipe) -> Iterator[Finding]:
+    for index, spec in enumerate(recipe.compute):
+        if spec.name == "weight_linearity" and spec.probe is not None:
+            yield _finding(
+                f"compute.{index}.probe", "weight_linearity scores no tokens", "remove probe", f"compute.{index}.name"
+            )
+        if spec.name != "weight_linearity" and spec.sample is not None:
+            yield _finding(
+                f"compute.{index}.sample", f"{spec.name} draws no weights", "remove sample", f"compute.{index}.name"
+            )

@@ -1,0 +1,75 @@
+"""The eval recipe: one model or checkpoint on suites, greedy by default, optionally against other checkpoints."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from core.recipes.base import (
+    After,
+    Attempts,
+    BatchSize,
+    Block,
+    Device,
+    Dtype,
+    Engine,
+    Length,
+    Name,
+    Options,
+    Priority,
+    Prompt,
+    Seed,
+    Tags,
+    default_dtype,
+    expand,
+)
+from core.recipes.model_refs import AgainstRef, ModelRef
+from core.recipes.sources import check_suite
+
+# Sampled evaluation as in the paper's A.7.
+SAMPLED_TEMPERATURE = 0.6
+SAMPLED_TOP_P = 0.95
+
+
+def _sampled(data: dict[str, Any]) -> bool:
+    return bool(data.get("n", 1) > 1 or data.get("temperature", 0.0) > 0)
+
+
+class SuiteSpec(Block):
+    """One suite and how it is asked: greedy with one sample, or ``n`` samples (0.6 and top-p 0.95 unless said otherwise)."""
+
+    suite: Annotated[str, AfterValidator(check_suite)]
+    n: Annotated[int, Field(ge=1, le=4096)] = 1
+    temperature: Annotated[float, Field(ge=0, le=10)] = Field(
+        default_factory=lambda data: SAMPLED_TEMPERATURE if data.get("n", 1) > 1 else 0.0
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default_factory=lambda data: SAMPLED_TOP_P if _sampled(data) else 1.0
+    )
+    items: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    options: Options = Field(default_factory=dict)
+    split: Annotated[str, Field(min_length=1, max_length=64)] = "test"
+
+
+SuiteField = Annotated[SuiteSpec, BeforeValidator(expand(str, "suite"), json_schema_input_type=str | SuiteSpec)]
+
+
+class EvalRecipe(Block):
+    """One evaluation run. ``prompt`` null uses the run's own prompt block when the model is a run's checkpoint."""
+
+    kind: Literal["eval"]
+    name: Name | None = None
+    model: ModelRef
+    against: Annotated[tuple[AgainstRef, ...], Field(strict=False, max_length=16)] = ()
+    suites: Annotated[tuple[SuiteField, ...], Field(strict=False, min_length=1, max_length=64)]
+    prompt: Prompt | None = None
+    max_prompt_length: Length = 1024
+    max_completion_length: Length = 2048
+    device: Device = Device()
+    dtype: Dtype = Field(default_factory=default_dtype)
+    engine: Engine = "auto"
+    batch_size: BatchSize = 64
+    seed: Seed = 0
+    tags: Tags = ()
+    priority: Priority = 0
+    after: After = ()
+    max_attempts: Attempts = 3

@@ -1,0 +1,108 @@
+"""Defaults that follow from other blocks: filled in once, so that the stored recipe says everything.
+
+Filling in is idempotent: a value that is there is never changed. It runs on valid recipes only.
+"""
+
+from typing import Any
+
+from core.recipes.analysis import AnalysisRecipe
+from core.recipes.base import Prompt
+from core.recipes.evaluation import EvalRecipe
+from core.recipes.model_refs import is_run_ref
+from core.recipes.sources import HOLDOUT, suite_items, verifier
+from core.recipes.train import DamageStop, Looks, TrainRecipe
+
+SMALLEST_DRAW = 64
+LARGEST_DRAW = 200
+
+
+def fill_train(recipe: TrainRecipe) -> TrainRecipe:
+    """Fill in the name, the reward's verifier, the engine, the constant divisor, and the looks' size and rule."""
+    algorithm = recipe.algorithm
+    if algorithm.aggregation == "seq_mean_token_sum_norm" and algorithm.norm_length is None:
+        algorithm = algorithm.model_copy(update={"norm_length": recipe.max_completion_length})
+    looks, damage_stop = _fill_looks(recipe)
+    source = recipe.data.dataset.rpartition(":")[2].removesuffix(".jsonl")
+    return recipe.model_copy(
+        update={
+            "name": recipe.name or _name(algorithm.name, recipe.model, source),
+            "algorithm": algorithm,
+            "rewards": _fill_rewards(recipe),
+            "engine": _engine(recipe.engine, recipe.device.kind),
+            "looks": looks,
+            "damage_stop": damage_stop,
+        }
+    )
+
+
+def fill_eval(recipe: EvalRecipe) -> EvalRecipe:
+    """Fill in the name, the engine, and the prompt where no run has one of its own."""
+    prompt = recipe.prompt if recipe.prompt is not None or is_run_ref(recipe.model) else Prompt()
+    return recipe.model_copy(
+        update={
+            "name": recipe.name or _name("eval", recipe.model, recipe.suites[0].suite.rpartition(":")[2]),
+            "engine": _engine(recipe.engine, recipe.device.kind),
+            "prompt": prompt,
+        }
+    )
+
+
+def fill_analysis(recipe: AnalysisRecipe) -> AnalysisRecipe:
+    """Fill in the name."""
+    return recipe.model_copy(update={"name": recipe.name or _name("analysis", recipe.run, recipe.compute[0].name)})
+
+
+def pool_items(recipe: TrainRecipe, suite: str) -> int | None:
+    """Number of items a look can draw from: the hold-out's size, or the suite's where it is known."""
+    return recipe.data.holdout if suite == HOLDOUT else suite_items(suite)
+
+
+def smallest_pool(recipe: TrainRecipe, looks: Looks) -> int | None:
+    """Size of the smallest suite of the looks, or None when one of them is not known in advance."""
+    sizes = [pool_items(recipe, suite) for suite in looks.suites]
+    known = [size for size in sizes if size is not None]
+    return min(known) if len(known) == len(sizes) else None
+
+
+def _fill_looks(recipe: TrainRecipe) -> tuple[Looks | None, DamageStop | None]:
+    looks, stop = recipe.looks, recipe.damage_stop
+    if looks is None:
+        return looks, stop
+    if looks.max_completion_length is None:
+        looks = looks.model_copy(update={"max_completion_length": recipe.max_completion_length})
+    pool = smallest_pool(recipe, looks)
+    if stop is None or pool is None:
+        return looks, stop
+    if stop.rule is None:
+        stop = stop.model_copy(update={"rule": _rule(looks.m, pool)})
+    if stop.rule == "eprocess" and looks.m is None:
+        looks = looks.model_copy(update={"m": _draw(pool)})
+    return looks, stop
+
+
+def _draw(pool: int) -> int:
+    return max(1, min(LARGEST_DRAW, pool // 5))
+
+
+def _rule(m: int | None, pool: int) -> str:
+    """eprocess where fresh draws are worth it; a small panel is asked whole under mcnemar_spending."""
+    if m is not None:
+        return "eprocess" if pool >= 5 * m else "mcnemar_spending"
+    return "eprocess" if _draw(pool) >= SMALLEST_DRAW else "mcnemar_spending"
+
+
+def _fill_rewards(recipe: TrainRecipe) -> dict[str, float]:
+    own = verifier(recipe.data.dataset)
+    return {(own if term == "auto" else term): weight for term, weight in recipe.rewards.items()}
+
+
+def _engine(engine: str, device: str) -> str:
+    if engine != "auto":
+        return engine
+    return "vllm" if device == "cuda" else "transformers"
+
+
+def _name(*parts: Any) -> str:
+    return " ".join(str(part).rpartition("/")[2] if not str(part).startswith("run:") else str(part) for part in parts)[
+        :120
+    ]

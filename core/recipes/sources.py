@@ -1,0 +1,110 @@
+"""Names of data: catalogue names, `reasoning_gym:TASK`, `file:NAME.jsonl`, and `holdout` where a run has one.
+
+Checks the name, the split and the option names, and answers two questions the other blocks ask: which verifier grades the
+items, and how many items there are where that is known. Opens no data file.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from core.recipes.catalogue import DATASETS, SUITES
+from core.recipes.errors import allowed, did_you_mean, refuse
+from core.recipes.gym_tasks import PREFIX as GYM
+from core.recipes.gym_tasks import GymMissingError, task_files, task_options
+
+FILE = "file:"
+HOLDOUT = "holdout"
+DEFAULT_GYM_SIZE = 500  # reasoning-gym's own default
+
+_FILE_NAME = re.compile(r"file:[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.jsonl(?:\.gz)?")
+_OTHER_FORMS = "reasoning_gym:TASK, file:NAME.jsonl (in the operator's items folder)"
+
+
+def check_dataset(name: str) -> str:
+    """A name that can be trained on."""
+    return _check_name(name, {**DATASETS, **SUITES}, "data set")
+
+
+def check_suite(name: str) -> str:
+    """A name that can be evaluated on; ``holdout`` is a run's own held-out items."""
+    return name if name == HOLDOUT else _check_name(name, SUITES, "suite")
+
+
+def _check_name(name: str, known: Mapping[str, object], noun: str) -> str:
+    if name.startswith(GYM):
+        return _check_task(name)
+    if name.startswith(FILE):
+        if not _FILE_NAME.fullmatch(name):
+            raise refuse(
+                f"{name!r} is not a file name", "write file:NAME.jsonl: a plain name inside the operator's items folder"
+            )
+        return name
+    if name not in known:
+        names = [HOLDOUT, *known] if noun == "suite" else list(known)
+        raise refuse(
+            f"the {noun} {name!r} is not known", f"{did_you_mean(name, names)}allowed: {allowed(names)}, {_OTHER_FORMS}"
+        )
+    return name
+
+
+def _check_task(name: str) -> str:
+    try:
+        tasks = task_files()
+    except GymMissingError as error:
+        raise refuse(f"{name!r} cannot be used: {error}", "install reasoning-gym, or use another data set") from None
+    task = name.removeprefix(GYM)
+    if task not in tasks:
+        raise refuse(
+            f"reasoning-gym has no task {task!r}", f"{did_you_mean(task, tasks)}allowed: {allowed(sorted(tasks))}"
+        )
+    return name
+
+
+def option_faults(name: str, options: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Options that the data ``name`` does not have: (option, message, hint) each."""
+    if name.startswith(GYM):
+        known = sorted(task_options(name.removeprefix(GYM)) - {"seed"} | {"size"})
+        size = options.get("size")
+        faults = [_unknown_option(name, option, known) for option in options if option not in known]
+        if "size" in options and (not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 10_000_000):
+            faults.append(("size", f"size is {size!r}", "a whole number of items from 1 to 10000000"))
+        return faults
+    return [(option, f"{name} has no options", "remove it") for option in options]
+
+
+def _unknown_option(name: str, option: str, known: list[str]) -> tuple[str, str, str]:
+    if option == "seed":
+        return option, "the generator's seed is the recipe's", "remove it and set the recipe's own seed"
+    return option, f"{name} has no option {option!r}", f"{did_you_mean(option, known)}allowed: {allowed(known)}"
+
+
+def splits(name: str) -> tuple[str, ...] | None:
+    """The splits of ``name`` as a data set, or None where any word is one (generators and files have no splits)."""
+    if name in DATASETS:
+        return tuple(DATASETS[name].splits)
+    return (SUITES[name].split,) if name in SUITES else None
+
+
+def dataset_items(name: str, split: str, options: Mapping[str, Any]) -> int | None:
+    """How many items the data set has before the hold-out, where that is known in advance."""
+    if name in DATASETS:
+        facts = DATASETS[name].splits.get(split)
+        return facts.items if facts else None
+    if name.startswith(GYM):
+        size = options.get("size", DEFAULT_GYM_SIZE)
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
+    return suite_items(name)
+
+
+def suite_items(name: str) -> int | None:
+    """How many items the suite has, where that is known in advance."""
+    return SUITES[name].items if name in SUITES else None
+
+
+def verifier(name: str) -> str:
+    """The verifier of the data's own items; a file's items are graded as math unless a reward names another."""
+    if name.startswith(GYM):
+        return "reasoning_gym"
+    facts = DATASETS.get(name) or SUITES.get(name)
+    return facts.verifier if facts else "math"

@@ -1,0 +1,214 @@
+"""The train recipe: what to train, on what, how, and when to look and to stop.
+
+Field names are TRL's where TRL has one. Fields are declared so that a derived default can use the fields above it; the
+defaults that need other blocks are filled in by `resolution`. Contradictions between fields are found by `checks`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from core.recipes.algorithm import Algorithm
+from core.recipes.base import (
+    After,
+    Attempts,
+    BatchSize,
+    Block,
+    Device,
+    Dtype,
+    Engine,
+    Length,
+    Name,
+    Options,
+    Priority,
+    Prompt,
+    Seed,
+    Tags,
+    default_dtype,
+    expand,
+    false_is_null,
+)
+from core.recipes.catalogue import REWARD_TERMS
+from core.recipes.errors import allowed, did_you_mean, refuse
+from core.recipes.model_refs import ModelRef
+from core.recipes.sources import check_dataset, check_suite
+
+Count = Annotated[int, Field(ge=1, le=65_536)]
+Steps = Annotated[int, Field(ge=1, le=1_000_000)]
+SuiteName = Annotated[str, AfterValidator(check_suite)]
+
+
+def _reward_terms(terms: dict[str, float]) -> dict[str, float]:
+    for term in terms:
+        if term not in REWARD_TERMS:
+            raise refuse(
+                f"the reward term {term!r} is not known",
+                f"{did_you_mean(term, REWARD_TERMS)}allowed: {allowed(REWARD_TERMS)}",
+            )
+    if not any(weight != 0 for weight in terms.values()):
+        raise refuse(
+            "no reward term has a weight, so nothing can be learnt", 'give a term a weight, such as {"auto": 1.0}'
+        )
+    return terms
+
+
+def _off_is_null(value: Any) -> Any:
+    return None if value is False or value == "off" else value
+
+
+def _auto_is_null(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _linearity(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"name"}:
+        return value["name"]
+    return "off" if value is False or value is None else value
+
+
+class Data(Block):
+    """The training items and how many of them are held out for the looks (drawn by the recipe's seed)."""
+
+    dataset: Annotated[str, AfterValidator(check_dataset)]
+    split: Annotated[str, Field(min_length=1, max_length=64)] = "train"
+    holdout: Annotated[int, Field(ge=0, le=1_000_000)] = 200
+    options: Options = Field(default_factory=dict)
+
+
+class Optimizer(Block):
+    """The update rule; ``momentum`` belongs to sgd. Betas, eps and weight decay are fields of the recipe."""
+
+    name: Literal["adamw", "adamw_offload", "adamw_8bit", "sgd"] = "adamw"
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Looks(Block):
+    """When the held-out suites are asked. ``m`` items are drawn afresh at each look; null asks the whole pool."""
+
+    every: Steps
+    suites: Annotated[tuple[SuiteName, ...], Field(strict=False, min_length=1, max_length=16)] = ("holdout",)
+    m: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    base_runs: Annotated[int, Field(ge=1, le=16)] = 2
+    batch_size: BatchSize = 64
+    max_completion_length: Length | None = None
+
+
+class DamageStop(Block):
+    """The rule asked at every look. ``rule`` null is chosen by the pool's size. ``points`` are percentage points."""
+
+    rule: Annotated[
+        Literal["eprocess", "mcnemar_spending", "threshold"] | None,
+        BeforeValidator(_auto_is_null, json_schema_input_type=str | None),
+    ] = None
+    action: Literal["stop", "warn"] = "stop"
+    alpha: Annotated[float, Field(gt=0, le=0.5)] = 0.05
+    margin: Annotated[float, Field(ge=0, lt=1)] = 0.01
+    watch: Annotated[float, Field(gt=1, le=1e6)] = 5.0
+    points: Annotated[float, Field(gt=0, le=100)] = 5.0
+    consecutive: Annotated[int, Field(ge=1, le=100)] = 2
+
+
+class Regrounding(Block):
+    """Alternate ``m`` real steps with a linear extrapolation worth ``n``, beginning after step ``after``."""
+
+    m: Steps
+    n: Annotated[int, Field(ge=0, le=1_000_000)]
+    after: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    moments: Literal["keep", "reset"] = "keep"
+    skip_norms: bool = False
+
+
+class Lora(Block):
+    """Low-rank adapters instead of all parameters."""
+
+    r: Annotated[int, Field(ge=1, le=4096)]
+    alpha: Annotated[float, Field(gt=0, le=65_536)] = 32.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(strict=False, min_length=1)
+    ] = ("all-linear",)
+    quantize: Literal["none", "nf4"] = "none"
+
+
+class Save(Block):
+    """Checkpoints every so many steps; ``keep`` the newest so many, or all (a trajectory needs all)."""
+
+    every: Steps = 20
+    keep: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["all"] = "all"
+    optimizer: bool = True
+
+
+class Stop(Block):
+    """Reasons to end early as succeeded: hours, a held-out accuracy reached, looks without a new best."""
+
+    max_hours: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    patience: Annotated[int, Field(ge=1, le=10_000)] | None = None
+
+
+# A bare name or integer stands for the block's main field.
+AlgorithmField = Annotated[Algorithm, BeforeValidator(expand(str, "name"), json_schema_input_type=str | Algorithm)]
+DataField = Annotated[Data, BeforeValidator(expand(str, "dataset"), json_schema_input_type=str | Data)]
+OptimizerField = Annotated[Optimizer, BeforeValidator(expand(str, "name"), json_schema_input_type=str | Optimizer)]
+LooksField = Annotated[Looks, BeforeValidator(expand(int, "every"), json_schema_input_type=int | Looks)]
+DamageStopField = Annotated[DamageStop, BeforeValidator(expand(str, "rule"), json_schema_input_type=str | DamageStop)]
+SaveField = Annotated[Save, BeforeValidator(expand(int, "every"), json_schema_input_type=int | Save)]
+
+
+class TrainRecipe(Block):
+    """One training run. A step is one rollout batch and its updates; an update is one optimizer step."""
+
+    kind: Literal["train"]
+    name: Name | None = None
+    model: ModelRef
+    algorithm: AlgorithmField = Algorithm()
+    data: DataField
+    prompt: Prompt = Prompt()
+    rewards: Annotated[
+        dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]], Field(min_length=1), AfterValidator(_reward_terms)
+    ] = Field(default_factory=lambda: {"auto": 1.0})
+
+    max_steps: Steps
+    prompts_per_step: Count
+    num_generations: Annotated[int, Field(ge=1, le=4096)]
+    prompts_per_update: Count = Field(default_factory=lambda data: data["prompts_per_step"])
+    micro_batch_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    logit_chunk_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
+
+    max_prompt_length: Length = 1024
+    max_completion_length: Length
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+
+    learning_rate: Annotated[float, Field(ge=0, le=100)] = 1e-6
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_updates: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    max_grad_norm: Annotated[float, Field(gt=0, le=1e9)] = 1.0
+    optimizer: OptimizerField = Optimizer()
+    lora: Annotated[Lora | None, BeforeValidator(false_is_null)] = None
+
+    device: Device = Device()
+    dtype: Dtype = Field(default_factory=default_dtype)
+    engine: Engine = "auto"
+
+    looks: Annotated[LooksField | None, BeforeValidator(false_is_null)] = None
+    damage_stop: Annotated[DamageStopField | None, BeforeValidator(_off_is_null)] = None
+    regrounding: Annotated[Regrounding | None, BeforeValidator(false_is_null)] = None
+    linearity: Annotated[Literal["off", "live"], BeforeValidator(_linearity)] = "off"
+    save: SaveField = Save()
+    stop: Annotated[Stop | None, BeforeValidator(false_is_null)] = None
+    nonfinite_limit: Annotated[int, Field(ge=1, le=10_000)] = 3
+
+    seed: Seed = 0
+    tags: Tags = ()
+    priority: Priority = 0
+    after: After = ()
+    max_attempts: Attempts = 3
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer steps per rollout batch."""
+        return self.prompts_per_step // self.prompts_per_update

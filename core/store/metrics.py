@@ -1,0 +1,320 @@
+"""Curves: record points, take them back into history on a resume, read them thinned.
+
+Thinning keeps the steps that are multiples of a power of two, the finest that leaves at most `max_points` of them. Strides of
+powers of two are nested, so while a run grows points may leave a thinned curve but never move or appear in between.
+A step's `level` (trailing zero bits) is stored and indexed, so reading a thinned curve touches only the rows it returns.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, case, false, func, select, true, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+
+from core.store.database import now
+from core.store.errors import BadFilter
+from core.store.fencing import Fence, require
+from core.store.models import Attempt, Checkpoint, Evaluation, Event, Look, Metric, MetricSeries, Rollout, Run
+
+STEP_ZERO_LEVEL = 62
+MAX_LEVEL = 62
+CURRENT = "current"
+
+
+class Point(NamedTuple):
+    """One point: ``value`` is None when the number was not finite, and ``nonfinite`` then says "nan", "inf" or "-inf"."""
+
+    step: int
+    value: float | None
+    at: float
+    nonfinite: str | None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A thinned curve. ``total`` counts the whole series, whatever range was asked for; ``shown`` is len(points)."""
+
+    points: list[Point]
+    total: int
+    shown: int
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something to draw at a step: kind is look, checkpoint, jump, attempt or skip."""
+
+    kind: str
+    step: int
+    detail: dict[str, Any]
+
+
+def level_of(step: int) -> int:
+    """Return the number of trailing zero bits of ``step``; step 0 lies on every stride and gets 62."""
+    return STEP_ZERO_LEVEL if step == 0 else (step & -step).bit_length() - 1
+
+
+def record(session: Session, fence: Fence, step: int, values: Mapping[str, float]) -> None:
+    """Store one point per key at ``step`` for this attempt. Recording a step again replaces its values.
+
+    A point of an older attempt at the same step and key is superseded, so the current view has each step once.
+    """
+    require(session, fence)
+    if step < 0:
+        raise ValueError(f"step is {step}; steps are counted from 0")
+    if not values:
+        return
+    at = now(session)
+    here = (Metric.run_id == fence.run_id, Metric.step == step, Metric.key.in_(values))
+    present = set(session.scalars(select(Metric.key).where(*here, Metric.superseded == false())))
+    if present:
+        older = update(Metric).where(*here, Metric.attempt < fence.attempt, Metric.superseded == false())
+        session.execute(older.values(superseded=true()).execution_options(synchronize_session=False))
+    rows = [
+        {"run_id": fence.run_id, "key": key, "step": step, "attempt": fence.attempt, "level": level_of(step), "at": at}
+        | _stored(value)
+        for key, value in values.items()
+    ]
+    insert = _insert(session)
+    points = insert(Metric)
+    replaced = {name: points.excluded[name] for name in ("value", "nonfinite", "at", "superseded")}
+    key_columns = [Metric.run_id, Metric.key, Metric.step, Metric.attempt]
+    session.execute(points.on_conflict_do_update(index_elements=key_columns, set_=replaced), rows)
+    series = insert(MetricSeries)
+    grown = {
+        "count": MetricSeries.count + series.excluded.count,
+        "first_step": _smaller(MetricSeries.first_step, series.excluded.first_step),
+        "last_step": _larger(MetricSeries.last_step, series.excluded.last_step),
+    }
+    session.execute(
+        series.on_conflict_do_update(index_elements=[MetricSeries.run_id, MetricSeries.key], set_=grown),
+        [
+            {
+                "run_id": fence.run_id,
+                "key": key,
+                "count": int(key not in present),
+                "first_step": step,
+                "last_step": step,
+            }
+            for key in values
+        ],
+    )
+
+
+def supersede_after(session: Session, fence: Fence, step: int) -> None:
+    """Take back what older attempts recorded after ``step``, the step this attempt resumes from; -1 takes back everything.
+
+    Marks metrics, rollouts, looks, evaluations and checkpoints with a higher step as superseded, and deletes none. Evaluations of
+    eval runs have no step and stay.
+    """
+    require(session, fence)
+    for table in (Metric, Rollout, Look, Evaluation, Checkpoint):
+        gone = update(table).where(
+            table.run_id == fence.run_id, table.attempt < fence.attempt, table.step > step, table.superseded == false()
+        )
+        session.execute(
+            gone.values(superseded=true()).execution_options(
+                synchronize_session="fetch" if table is not Metric else False
+            )
+        )
+    _recount_series(session, fence.run_id, step)
+    back = update(Run).where(Run.id == fence.run_id, Run.step > step)
+    session.execute(back.values(step=step if step >= 0 else None))
+
+
+def keys(session: Session, run_id: str) -> list[str]:
+    """Return the names of a run's curves, sorted."""
+    return list(
+        session.scalars(select(MetricSeries.key).where(MetricSeries.run_id == run_id).order_by(MetricSeries.key))
+    )
+
+
+def curves(
+    session: Session,
+    run_id: str,
+    *,
+    keys: Sequence[str] | None = None,
+    from_step: int | None = None,
+    to_step: int | None = None,
+    max_points: int = 500,
+    attempt: int | str = CURRENT,
+) -> dict[str, Curve]:
+    """Return the named curves (all when ``keys`` is None), each thinned to ``max_points`` by itself.
+
+    ``from_step`` and ``to_step`` are inclusive. The first and last point of the range and the points at looks are always kept, beyond
+    ``max_points`` if need be. ``attempt`` is "current" (what holds after all resumes) or the number of one attempt.
+    Keys without a point give an empty curve.
+    """
+    if max_points < 1:
+        raise BadFilter(f"max_points is {max_points}; it must be at least 1")
+    sizes = _sizes(session, run_id, keys, attempt)
+    wanted = sorted(sizes) if keys is None else list(dict.fromkeys(keys))
+    result = {}
+    for key in wanted:
+        size = sizes.get(key)
+        if size is None:
+            result[key] = Curve([], 0, 0)
+            continue
+        low = max(size.first_step, size.first_step if from_step is None else from_step)
+        high = min(size.last_step, size.last_step if to_step is None else to_step)
+        points = _thinned(session, _View(run_id, key, attempt, low, high), size.count, max_points)
+        result[key] = Curve(points, size.count, len(points))
+    return result
+
+
+def marks(session: Session, run_id: str) -> list[Mark]:
+    """Return what to draw on a run's curves, by step: current looks and checkpoints, resumes, jumps and skipped updates."""
+    found = []
+    look_query = select(Look).where(Look.run_id == run_id, Look.superseded == false())
+    for look in session.scalars(look_query):
+        detail = {
+            "id": look.id,
+            "suite": look.suite,
+            "reference": look.reference,
+            "state": look.state,
+            "decided": look.decided,
+        }
+        found.append(Mark("look", look.step, detail))
+    kept = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.superseded == false())
+    found += [
+        Mark("checkpoint", row.step, {"id": row.id, "deleted": row.deleted_at is not None})
+        for row in session.scalars(kept)
+    ]
+    later = select(Attempt).where(Attempt.run_id == run_id, Attempt.number > 1)
+    found += [
+        Mark("attempt", row.resumed_from_step or 0, {"number": row.number, "started_at": row.started_at})
+        for row in session.scalars(later)
+    ]
+    told = select(Event).where(Event.run_id == run_id, Event.type.in_(["jump", "skip"])).order_by(Event.seq)
+    found += [
+        Mark(row.type, int(row.payload["step"]), {name: value for name, value in row.payload.items() if name != "step"})
+        for row in session.scalars(told)
+    ]
+    return sorted(found, key=lambda mark: (mark.step, mark.kind))
+
+
+class _Size(NamedTuple):
+    count: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True)
+class _View:
+    """One curve, one attempt's or the current view, within [low, high]."""
+
+    run_id: str
+    key: str
+    attempt: int | str
+    low: int
+    high: int
+
+    def where(self) -> list[ColumnElement[bool]]:
+        one_of = [Metric.run_id == self.run_id, Metric.key == self.key]
+        if self.attempt == CURRENT:
+            return [*one_of, Metric.superseded == false()]
+        return [*one_of, Metric.superseded.in_([false(), true()]), Metric.attempt == self.attempt]
+
+    def on_grid(self, stride_level: int) -> list[ColumnElement[bool]]:
+        # Levels are listed rather than bounded below: each is one range of the index by step, so a narrow window late in a
+        # long run reads its own rows only. No step up to `high` but 0 has a level above its bit length.
+        levels = [*range(stride_level, max(self.high.bit_length(), stride_level)), STEP_ZERO_LEVEL]
+        return [*self.where(), Metric.level.in_(levels), Metric.step.between(self.low, self.high)]
+
+
+def _thinned(session: Session, view: _View, total: int, max_points: int) -> list[Point]:
+    if view.low > view.high:
+        return []
+    in_range = min(total, view.high - view.low + 1)
+    stride_level = max(0, math.ceil(math.log2(in_range / max_points))) if in_range > max_points else 0
+    rows = _grid(session, view, stride_level, max_points)
+    while rows is None:
+        stride_level += 1
+        rows = _grid(session, view, stride_level, max_points)
+    while stride_level > 0:
+        finer = _grid(session, view, stride_level - 1, max_points)
+        if finer is None:
+            break
+        rows, stride_level = finer, stride_level - 1
+    if stride_level > 0:
+        rows = {**rows, **_always_kept(session, view)}
+    return [rows[step] for step in sorted(rows)]
+
+
+def _grid(session: Session, view: _View, stride_level: int, max_points: int) -> dict[int, Point] | None:
+    """Return the points on the stride 2**stride_level, or None when there are more than ``max_points``."""
+    if stride_level > MAX_LEVEL:
+        return {}
+    rows = _points(session, _select_points().where(*view.on_grid(stride_level)).limit(max_points + 1))
+    return rows if len(rows) <= max_points else None
+
+
+def _always_kept(session: Session, view: _View) -> dict[int, Point]:
+    """Return the first and last point in range, and those at the run's current looks."""
+    looks = select(Look.step).where(Look.run_id == view.run_id, Look.superseded == false())
+    # The steps are fetched first and then listed: joined with the range, the range would be read from end to end.
+    steps = {step for step in session.scalars(looks) if view.low <= step <= view.high}
+    kept = _points(session, _select_points().where(*view.where(), Metric.step.in_(steps))) if steps else {}
+    within = Metric.step.between(view.low, view.high)
+    for order in (Metric.step.asc(), Metric.step.desc()):
+        kept |= _points(session, _select_points().where(*view.where(), within).order_by(order).limit(1))
+    return kept
+
+
+def _select_points() -> Select[tuple[int, float | None, float, str | None]]:
+    return select(Metric.step, Metric.value, Metric.at, Metric.nonfinite)
+
+
+def _points(session: Session, query: Select[tuple[int, float | None, float, str | None]]) -> dict[int, Point]:
+    return {row[0]: Point(*row) for row in session.execute(query)}
+
+
+def _sizes(session: Session, run_id: str, keys: Sequence[str] | None, attempt: int | str) -> dict[str, _Size]:
+    if attempt == CURRENT:
+        query = select(MetricSeries.key, MetricSeries.count, MetricSeries.first_step, MetricSeries.last_step)
+        query = query.where(MetricSeries.run_id == run_id)
+        query = query if keys is None else query.where(MetricSeries.key.in_(keys))
+    elif isinstance(attempt, int):
+        # One attempt's own view is asked for seldom, so it is counted.
+        query = select(Metric.key, func.count(), func.min(Metric.step), func.max(Metric.step)).group_by(Metric.key)
+        query = query.where(Metric.run_id == run_id, Metric.attempt == attempt)
+        query = query if keys is None else query.where(Metric.key.in_(keys))
+    else:
+        raise BadFilter(f'attempt is {attempt!r}; allowed are "current" and the number of an attempt')
+    return {key: _Size(*size) for key, *size in session.execute(query)}
+
+
+def _recount_series(session: Session, run_id: str, step: int) -> None:
+    """Count anew the series that reached beyond ``step``; a resume is rare enough to read them."""
+    reaching = select(MetricSeries).where(MetricSeries.run_id == run_id, MetricSeries.last_step > step)
+    for series in session.scalars(reaching.execution_options(populate_existing=True)):
+        query = select(func.count(), func.min(Metric.step), func.max(Metric.step))
+        query = query.where(Metric.run_id == run_id, Metric.key == series.key, Metric.superseded == false())
+        count, first, last = session.execute(query).one()
+        if count:
+            series.count, series.first_step, series.last_step = count, first, last
+        else:
+            session.delete(series)
+    session.flush()
+
+
+def _stored(value: float) -> dict[str, Any]:
+    value = float(value)
+    if math.isfinite(value):
+        return {"value": value, "nonfinite": None, "superseded": False}
+    name = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return {"value": None, "nonfinite": name, "superseded": False}
+
+
+def _insert(session: Session) -> Any:
+    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
+
+
+def _smaller(left: Any, right: Any) -> Any:
+    return case((left < right, left), else_=right)
+
+
+def _larger(left: Any, right: Any) -> Any:
+    return case((left > right, left), else_=right)

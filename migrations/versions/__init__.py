@@ -1,0 +1,1 @@
+"""One module per revision, in one line of descent; a revision that has shipped is never edited."""

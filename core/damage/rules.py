@@ -32,8 +32,9 @@ def make_rule(spec: Mapping[str, Any], n_pool: int, planned_looks: int) -> Rule:
 
     ``spec`` holds the fields of the recipe's ``damage_stop`` block (rule, action, alpha, margin, watch, points,
     consecutive; also infra_failures: zero | refuse, and suites: among how many alpha is split), and ``m`` and
-    ``base_runs`` of its ``looks`` block. Absent and null fields take the defaults. Without a named rule, ``eprocess`` is
-    taken when N >= 5m and m >= 64, else ``mcnemar_spending``. Errors: :class:`RuleError` naming the field.
+    ``base_runs`` of its ``looks`` block. Absent and null fields take the defaults; fields of other rules are not read.
+    Without a named rule, ``eprocess`` is taken when N >= 5m and m >= 64, else ``mcnemar_spending``. Errors:
+    :class:`RuleError` naming the field.
     """
     unknown = sorted(spec.keys() - {*_BLOCK_FIELDS, *_LOOK_FIELDS})
     if unknown:
@@ -45,8 +46,6 @@ def make_rule(spec: Mapping[str, Any], n_pool: int, planned_looks: int) -> Rule:
     if planned_looks < 1:
         raise RuleError("looks.every", "no look is planned.", "Choose looks.every <= max_steps.")
     name = _one_of(given.get("rule", _automatic(given, n_pool)), RULES, "damage_stop.rule")
-    if name != Threshold.name and "points" in given:
-        raise RuleError("damage_stop.points", f"the rule {name} has no points.", "Only the rule threshold takes them.")
     rule = _build(name, given, n_pool, planned_looks)
     if rule.earliest_stop() is None:
         raise RuleError("looks.m", _never(rule), "Ask more items, plan fewer looks, or choose another rule.")
@@ -95,7 +94,7 @@ def _build(name: str, given: Mapping[str, Any], n_pool: int, looks: int) -> Rule
     base_runs = _integer(given.get("base_runs", 2), "looks.base_runs", low=1, high=100)
     suites = _integer(given.get("suites", 1), "damage_stop.suites", low=1, high=100)
     alpha = _number(given.get("alpha", 0.05), "damage_stop.alpha", low=0.0, high=0.5) / suites
-    watch = _number(given.get("watch", 5.0), "damage_stop.watch", low=1.0, high=1.0 / alpha)
+    watch = _number(given.get("watch", 5.0), "damage_stop.watch", low=1.0, high=math.inf)
     if name == EProcess.name:
         if base_runs < 2:
             raise RuleError("looks.base_runs", "eprocess needs at least two base runs.", "Set looks.base_runs to 2.")
@@ -105,9 +104,7 @@ def _build(name: str, given: Mapping[str, Any], n_pool: int, looks: int) -> Rule
     m = _integer(given.get("m", n_pool), "looks.m", low=1, high=n_pool)
     if name == McNemarSpending.name:
         return McNemarSpending(n_pool, m, looks, alpha, watch, action, infra, base_runs)
-    if "points" not in given:
-        raise RuleError("damage_stop.points", "the rule threshold needs points.", "Say how many points count, e.g. 5.")
-    points = _number(given["points"], "damage_stop.points", low=0.0, high=100.0, high_allowed=True)
+    points = _number(given.get("points", 5.0), "damage_stop.points", low=0.0, high=100.0, high_allowed=True)
     consecutive = _integer(given.get("consecutive", 2), "damage_stop.consecutive", low=1, high=looks)
     return Threshold(n_pool, m, looks, points, consecutive, action, infra, base_runs)
 

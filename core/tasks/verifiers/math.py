@@ -1,0 +1,256 @@
+"""Grader for mathematical answers: the last box decides, structure first, then exact values, then algebra.
+
+1. Where: behind the last ``</think>``, the last brace-balanced ``\\boxed{}``; without one, unless only boxes count, what
+   follows the last "answer is" / "answer:" / ``####`` up to the end of its sentence, or an ``<answer>`` tag.
+2. Several candidates there are a hedge: a list equals only a list with the same elements.
+3. Spelling is normalised; lists, sets, tuples, intervals and matrices are compared piece by piece.
+4. Plain arithmetic compares as exact fractions; a decimal may be a rounding (see :mod:`.rational`).
+5. Everything else goes to :mod:`.symbolic`.
+
+When in doubt an answer is wrong: for training, a false reward is worse than a missed one.
+"""
+
+import re
+from fractions import Fraction
+from importlib.metadata import version
+
+from core.tasks.items import Item, ItemError, ItemSet
+from core.tasks.verifiers import symbolic
+from core.tasks.verifiers.answers import (
+    Answer,
+    Bracketed,
+    Leaf,
+    Listing,
+    Matrix,
+    Union,
+    is_symbol,
+    list_pieces,
+    structure,
+    without_thousands,
+)
+from core.tasks.verifiers.boxed import after_thinking, last_boxed
+from core.tasks.verifiers.latex_text import normalise, plain, split_top, squashed
+from core.tasks.verifiers.rational import Exact, exact, same_value
+from core.tasks.verifiers.verdict import Judgement, Outcome
+
+VERSION = f"math/1+{version('math-verify')}+{version('sympy')}"
+
+_MAX_ANSWER = 2000
+_MAX_ELEMENTS = 40
+_MAX_DEPTH = 12
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_PHRASE = re.compile(r"\banswer\b(?:\s+is\b\s*:?|\s*:)[\s*]*|####[ \t]*", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$|\*|<)")
+_EQUALS = re.compile(r"(?<![<>\\!])=")
+_APPROX = re.compile(r"\\approx(?![a-zA-Z])")
+_UNIT = re.compile(r"\s*(?:\\text\s*\{([^{}]*)\}|(?<=[\d}])\s([a-zA-Z][a-zA-Z /]*))(?:\^\s*(?:\{?(\d)\}?))?$")
+_BASE = re.compile(r"([0-9A-Fa-f]+)_(?:\{\s*(\d+)\s*\}|(\d))")
+_CLOCK = re.compile(r"\d+(?:\s*:\s*\d+)+")
+_WORD = re.compile(r"[a-zA-Z]{3,}|\b[nN]o\b")
+_NOT_UNITS = re.compile(r"\b(?:or|and|not|either|to|between|maybe|if|for|no)\b", re.IGNORECASE)
+_SAME_UNIT = {
+    "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
+    "millimeter": "mm", "millimetre": "mm", "inch": "in", "inche": "in", "feet": "ft", "foot": "ft", "minute": "min",
+    "second": "s", "sec": "s", "hour": "h", "hr": "h", "gram": "g", "kilogram": "kg", "square": "sq",
+}  # fmt: skip
+
+
+def warm_up() -> None:
+    """Import what grading needs."""
+    symbolic.warm_up()
+
+
+def grade(item: Item, text: str, *, boxed_only: bool = False) -> Judgement:
+    """Judge a completion against ``item.answer``."""
+    answer = extract(text, boxed_only=boxed_only)
+    if answer is None:
+        return Judgement(Outcome.NO_ANSWER, "no box" if boxed_only else "no box and no 'answer is'")
+    if len(answer) > _MAX_ANSWER:
+        return Judgement(Outcome.WRONG, f"the answer is longer than {_MAX_ANSWER} characters", answer[:_MAX_ANSWER])
+    if equal(item.gold, answer):
+        return Judgement(Outcome.CORRECT, "equals the reference", answer)
+    return Judgement(Outcome.WRONG, "does not equal the reference", answer)
+
+
+def extract(text: str, *, boxed_only: bool = False) -> str | None:
+    """Return the text that is the answer, or None; see the module's first rule."""
+    text = after_thinking(text)
+    box = last_boxed(text)
+    if box is not None:
+        return box.content.strip() or None
+    if boxed_only or "\\boxed{" in text:  # an open last box was cut off: nothing was answered
+        return None
+    found = [(match.end(), match.group(1)) for match in _TAG.finditer(text)]
+    found += [(match.end(), _sentence(text[match.end() :])) for match in _PHRASE.finditer(text)]
+    return (max(found)[1].strip() or None) if found else None
+
+
+def check_gold(items: ItemSet) -> None:
+    """Raise :class:`ItemError` naming the first item whose reference does not verify against itself in a box.
+
+    May run long on hostile references, so registration calls it through the pool.
+    """
+    for item in items:
+        if grade(item, f"\\boxed{{{item.gold}}}").verdict is not Outcome.CORRECT:
+            raise ItemError(f"{items.name}: item {item.id!r}: field 'answer' ({item.gold[:80]!r}) does not verify against itself")
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Whether the answer means the same as the reference; both are LaTeX or plain text without a box."""
+    left, right = normalise(gold), normalise(answer)
+    if not left or not right:
+        return False
+    if not _APPROX.search(left):
+        right = split_top(right, _APPROX)[0]
+    return _equal(left, right, 0)
+
+
+def _sentence(text: str) -> str:
+    match = _SENTENCE_END.search(text)
+    return text[: match.start()] if match else text
+
+
+def _equal(gold: str, answer: str, depth: int) -> bool:
+    if depth > _MAX_DEPTH:
+        return False
+    if squashed(gold) == squashed(answer):
+        return bool(squashed(gold))
+    if "\\ldots" in gold or "\\ldots" in answer:
+        return False  # a pattern means what the reader makes of it, so only the same text is the same
+    gold_sides, answer_sides = _sides(gold), _sides(answer)
+    if len(gold_sides) > 1 or len(answer_sides) > 1:
+        return _equal_relations(gold_sides, answer_sides, depth)
+    return _equal_structures(structure(gold), structure(answer), depth)
+
+
+def _sides(text: str) -> list[str]:
+    """The sides of an equation; a list of several equations is no equation but a list."""
+    sides = split_top(text, _EQUALS)
+    several = len(sides) > 2 and len(list_pieces(text)) > 1
+    return [text] if several or not all(sides) else sides
+
+
+def _equal_relations(gold: list[str], answer: list[str], depth: int) -> bool:
+    """Assignments compare by their values, equations by their meaning, and a chain of values must agree in each."""
+    if len(gold) == 1:
+        values = [side for index, side in enumerate(answer) if not (index == 0 and is_symbol(side))]
+        return bool(values) and all(_equal(gold[0], side, depth + 1) for side in values)
+    if len(gold) == 2 and is_symbol(gold[0]):
+        if len(answer) == 1:
+            return _equal(gold[1], answer[0], depth + 1)
+        if squashed(answer[0]) == squashed(gold[0]):
+            return all(_equal(gold[1], side, depth + 1) for side in answer[1:])
+    if len(gold) == 2 == len(answer):
+        return symbolic.same_expression(" = ".join(gold), " = ".join(answer))
+    return False
+
+
+def _equal_structures(gold: Answer, answer: Answer, depth: int) -> bool:
+    match gold, answer:
+        case Leaf(left), Leaf(right):
+            return _equal_leaves(left, right)
+        case (Listing(left), Listing(right)) | (Union(left), Union(right)):
+            return _equal_in_any_order(left, right, depth)
+        case Bracketed(), Bracketed():
+            if gold.variable and answer.variable and squashed(gold.variable) != squashed(answer.variable):
+                return False
+            if (gold.opening, gold.closing) != (answer.opening, answer.closing):
+                return False
+            return _equal_in_order(gold.elements, answer.elements, depth)
+        case Matrix(left), Matrix(right):
+            return len(left) == len(right) and all(
+                _equal_in_order(gold_row, answer_row, depth) for gold_row, answer_row in zip(left, right, strict=True)
+            )
+        case _:
+            return False
+
+
+def _equal_in_order(gold: tuple[str, ...], answer: tuple[str, ...], depth: int) -> bool:
+    return len(gold) == len(answer) and all(
+        _equal(left, right, depth + 1) for left, right in zip(gold, answer, strict=True)
+    )
+
+
+def _equal_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], depth: int) -> bool:
+    """One-to-one matching; equality is transitive enough that taking the first match is right."""
+    if len(gold) != len(answer) or len(gold) > _MAX_ELEMENTS:
+        return False
+    left_over = list(answer)
+    for element in gold:
+        found = next((one for one in left_over if _equal(element, one, depth + 1)), None)
+        if found is None:
+            return False
+        left_over.remove(found)
+    return True
+
+
+def _equal_leaves(gold: str, answer: str) -> bool:
+    gold_value, gold_unit = _split_unit(gold)
+    value, unit = _split_unit(answer)
+    if gold_unit and unit and gold_unit != unit:
+        return False
+    if (gold_base := _BASE.fullmatch(squashed(gold_value))) is not None:
+        return _equal_in_base(gold_base, squashed(value))
+    if _BASE.fullmatch(squashed(value)):
+        return False
+    if _CLOCK.fullmatch(gold_value) or _CLOCK.fullmatch(value):
+        return squashed(gold_value) == squashed(value)
+    gold_plain, plain_value = plain(gold_value), plain(value)
+    if squashed(gold_plain).casefold() == squashed(plain_value).casefold() and _is_words(gold_plain):
+        return True
+    if _is_words(gold_plain) or _is_words(plain_value):
+        return False
+    return _equal_quantities(gold_plain, plain_value)
+
+
+def _equal_quantities(gold: str, answer: str) -> bool:
+    (gold, gold_percent), (answer, percent) = _split_percent(gold), _split_percent(answer)
+    gold, answer = without_thousands(gold), without_thousands(answer)
+    left, right = exact(gold), exact(answer)
+    if left is None or right is None:
+        return gold_percent == percent and symbolic.same_expression(gold, answer)
+    if same_value(left, right):
+        return True  # a percent sign on one side only is a matter of wording
+    if gold_percent != percent:
+        left, right = (_hundredth(left), right) if gold_percent else (left, _hundredth(right))
+        return left.value == right.value
+    return False
+
+
+def _hundredth(number: Exact) -> Exact:
+    return Exact(number.value * Fraction(1, 100))
+
+
+def _split_percent(text: str) -> tuple[str, bool]:
+    stripped = re.sub(r"\s*(?:\\?%|\bpercent\b)$", "", text.strip())
+    return stripped, stripped != text.strip()
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    """(value, unit) where trailing words behind a value are a unit in a canonical spelling."""
+    match = _UNIT.search(text)
+    if match is None or not text[: match.start()].strip() or match.start() == 0:
+        return text, ""
+    words = (match.group(1) or match.group(2) or "").strip()
+    if _NOT_UNITS.search(words) or exact(without_thousands(text[: match.start()].strip())) is None:
+        return text, ""
+    if words.casefold() == "percent":
+        return text[: match.start()].strip() + "\\%", ""
+    names = [word.casefold().rstrip(".").removesuffix("s") or "s" for word in words.split()]
+    unit = " ".join(_SAME_UNIT.get(name, name) for name in names)
+    return text[: match.start()].strip(), unit + (match.group(3) or "")
+
+
+def _equal_in_base(gold: re.Match[str], answer: str) -> bool:
+    """Digits and base; an answer may leave the base away, since the question names it."""
+    digits, base = gold.group(1).casefold(), gold.group(2) or gold.group(3)
+    match = _BASE.fullmatch(answer)
+    if match is None:
+        return answer.casefold() == digits
+    return match.group(1).casefold() == digits and (match.group(2) or match.group(3)) == base
+
+
+def _is_words(text: str) -> bool:
+    """Whether the text is words rather than mathematics: a run of three letters that is no LaTeX command or function."""
+    bare = re.sub(r"\\[a-zA-Z]+|\\?(?:sin|cos|tan|log|exp|max|min|gcd|lcm|arcsin|arccos|arctan|sec|csc|cot|mod)\b", " ", text)
+    return _WORD.search(bare) is not None

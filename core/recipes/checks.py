@@ -198,25 +198,7 @@ def _draws(recipe: TrainRecipe, looks: Looks, stop: DamageStop | None) -> Iterat
             "looks.m", f"{looks.m} items cannot be drawn from a pool of {pool}", f"at most {pool}", *pool_fields
         )
         return
-    if stop is None:
-        return
-    if stop.rule == "mcnemar_spending" and looks.m is not None and looks.m != pool:
-        yield _finding(
-            "looks.m",
-            "mcnemar_spending asks one fixed panel whole at every look, so items are not drawn",
-            "remove looks.m, hold out fewer items, or use the rule eprocess",
-            "damage_stop.rule",
-            *pool_fields,
-        )
-    if stop.rule is None and looks.m is not None and pool is not None and pool < 5 * looks.m and looks.m != pool:
-        yield _finding(
-            "looks.m",
-            f"a pool of {pool} is too small for fresh draws of {looks.m} items unless the rule is named",
-            f"at most {pool // 5}, or name damage_stop.rule",
-            "damage_stop.rule",
-            *pool_fields,
-        )
-    if stop.rule == "eprocess" and looks.base_runs < 2:
+    if stop is not None and stop.rule == "eprocess" and looks.base_runs < 2:
         yield _finding("looks.base_runs", "eprocess needs at least two base runs", "2 or more", "damage_stop.rule")
 
 
@@ -268,7 +250,7 @@ def _suites(recipe: EvalRecipe) -> Iterator[Finding]:
                 "model",
             )
         known = splits(spec.suite)
-        if known is not None and "split" in spec.model_fields_set and spec.split not in known:
+        if known is not None and spec.split not in known:
             yield _finding(
                 f"{place}.split",
                 f"{spec.suite} has no split {spec.split!r}",

@@ -23,7 +23,7 @@ from core.recipes.base import (
     expand,
 )
 from core.recipes.model_refs import AgainstRef, ModelRef
-from core.recipes.sources import check_suite
+from core.recipes.sources import check_suite, suite_split
 
 # Sampled evaluation as in the paper's A.7.
 SAMPLED_TEMPERATURE = 0.6
@@ -47,7 +47,9 @@ class SuiteSpec(Block):
     )
     items: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     options: Options = Field(default_factory=dict)
-    split: Annotated[str, Field(min_length=1, max_length=64)] = "test"
+    split: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        default_factory=lambda data: suite_split(data.get("suite", ""))
+    )
 
 
 SuiteField = Annotated[SuiteSpec, BeforeValidator(expand(str, "suite"), json_schema_input_type=str | SuiteSpec)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from core.recipes.analysis import AnalysisRecipe
-from core.recipes.catalogue import VERIFIERS
+from core.recipes.catalogue import SUITES, VERIFIERS
 from core.recipes.errors import Problem
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.sources import HOLDOUT, verifier
@@ -90,6 +90,11 @@ def _train_verifiers(recipe: TrainRecipe) -> Iterator[Problem]:
             yield Problem(f"rewards.{term}", _VERIFIERS[term], "use data with a math or reasoning_gym verifier")
     if recipe.looks is not None:
         yield from _suite_verifiers(list(recipe.looks.suites), "looks.suites")
+        for index, suite in enumerate(recipe.looks.suites):
+            if suite != HOLDOUT and suite not in SUITES:
+                yield Problem(
+                    f"looks.suites.{index}", f"looks cannot ask {suite} yet", "use holdout or a suite of the catalogue"
+                )
 
 
 def _suite_verifiers(suites: list[str], place: str) -> Iterator[Problem]:

@@ -11,6 +11,22 @@ from pathlib import Path
 
 PREFIX = "reasoning_gym:"
 
+UNSAFE_TASKS = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "number_sorting",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+"""Tasks whose scorer passes the answer to ``eval`` or to SymPy's ``parse_expr``: a model could run code."""
+
 
 class GymMissingError(RuntimeError):
     """The package reasoning-gym is not installed."""

@@ -85,10 +85,9 @@ def _draw(pool: int) -> int:
 
 
 def _rule(m: int | None, pool: int) -> str:
-    """eprocess where fresh draws are worth it; a small panel is asked whole under mcnemar_spending."""
-    if m is not None:
-        return "eprocess" if pool >= 5 * m else "mcnemar_spending"
-    return "eprocess" if _draw(pool) >= SMALLEST_DRAW else "mcnemar_spending"
+    """eprocess where fresh draws are large enough to decide; else mcnemar_spending on a fixed panel."""
+    draw = _draw(pool) if m is None else m
+    return "eprocess" if pool >= 5 * draw and draw >= SMALLEST_DRAW else "mcnemar_spending"
 
 
 def _fill_rewards(recipe: TrainRecipe) -> dict[str, float]:

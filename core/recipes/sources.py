@@ -11,11 +11,12 @@ from typing import Any
 from core.recipes.catalogue import DATASETS, SUITES
 from core.recipes.errors import allowed, did_you_mean, refuse
 from core.recipes.gym_tasks import PREFIX as GYM
-from core.recipes.gym_tasks import GymMissingError, task_files, task_options
+from core.recipes.gym_tasks import UNSAFE_TASKS, GymMissingError, task_files, task_options
 
 FILE = "file:"
 HOLDOUT = "holdout"
 DEFAULT_GYM_SIZE = 500  # reasoning-gym's own default
+MAX_GYM_SIZE = 1_000_000
 
 _FILE_NAME = re.compile(r"file:[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.jsonl(?:\.gz)?")
 _OTHER_FORMS = "reasoning_gym:TASK, file:NAME.jsonl (in the operator's items folder)"
@@ -58,25 +59,29 @@ def _check_task(name: str) -> str:
         raise refuse(
             f"reasoning-gym has no task {task!r}", f"{did_you_mean(task, tasks)}allowed: {allowed(sorted(tasks))}"
         )
+    if task in UNSAFE_TASKS:
+        raise refuse(
+            f"the scorer of reasoning-gym's {task} evaluates the answer as code, so a model could run code",
+            "use another task, such as reasoning_gym:chain_sum",
+        )
     return name
 
 
 def option_faults(name: str, options: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Options that the data ``name`` does not have: (option, message, hint) each."""
     if name.startswith(GYM):
-        known = sorted(task_options(name.removeprefix(GYM)) - {"seed"} | {"size"})
-        size = options.get("size")
-        faults = [_unknown_option(name, option, known) for option in options if option not in known]
-        if "size" in options and (not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 10_000_000):
-            faults.append(("size", f"size is {size!r}", "a whole number of items from 1 to 10000000"))
-        return faults
+        known = sorted(task_options(name.removeprefix(GYM)) | {"seed", "size"})
+        return [fault for option, value in options.items() if (fault := _gym_option_fault(name, option, value, known))]
     return [(option, f"{name} has no options", "remove it") for option in options]
 
 
-def _unknown_option(name: str, option: str, known: list[str]) -> tuple[str, str, str]:
-    if option == "seed":
-        return option, "the generator's seed is the recipe's", "remove it and set the recipe's own seed"
-    return option, f"{name} has no option {option!r}", f"{did_you_mean(option, known)}allowed: {allowed(known)}"
+def _gym_option_fault(name: str, option: str, value: Any, known: list[str]) -> tuple[str, str, str] | None:
+    if option not in known:
+        return option, f"{name} has no option {option!r}", f"{did_you_mean(option, known)}allowed: {allowed(known)}"
+    low, high = {"size": (1, MAX_GYM_SIZE), "seed": (0, 2**31 - 1)}.get(option, (0, 0))
+    if high and (not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high):
+        return option, f"{option} is {value!r}", f"write a whole number from {low} to {high}"
+    return None
 
 
 def splits(name: str) -> tuple[str, ...] | None:
@@ -100,6 +105,11 @@ def dataset_items(name: str, split: str, options: Mapping[str, Any]) -> int | No
 def suite_items(name: str) -> int | None:
     """How many items the suite has, where that is known in advance."""
     return SUITES[name].items if name in SUITES else None
+
+
+def suite_split(name: str) -> str:
+    """The split a suite is asked on unless the recipe says otherwise."""
+    return SUITES[name].split if name in SUITES else "test"
 
 
 def verifier(name: str) -> str:

@@ -83,7 +83,10 @@ class Optimizer(Block):
 
 
 class Looks(Block):
-    """When the held-out suites are asked. ``m`` items are drawn afresh at each look; null asks the whole pool."""
+    """When the held-out suites are asked.
+
+    ``m`` items are asked: drawn afresh at each look under eprocess, one fixed panel otherwise; null asks the whole pool.
+    """
 
     every: Steps
     suites: Annotated[tuple[SuiteName, ...], Field(strict=False, min_length=1, max_length=16)] = ("holdout",)

@@ -1,4 +1,4 @@
-"""Checkpoints: rows for complete folders. Writing, renaming and removing the folders is the trainer's and the operator's part."""
+"""Checkpoints: rows for complete folders. Writing, renaming and removing folders is the trainer's and the operator's part."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -104,6 +104,6 @@ def mark_deleted(session: Session, checkpoint_id: str) -> Checkpoint:
     return row
 
 
-def _usable(run_id: str) -> Select[tuple[Checkpoint]]:
+def _usable(run_id: str) -> Select[Checkpoint]:
     query = select(Checkpoint).where(Checkpoint.run_id == run_id)
     return query.where(Checkpoint.superseded == false(), Checkpoint.deleted_at.is_(None))

@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, event, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, Connection, make_url
 from sqlalchemy.orm import Session
 
 from core.store.fencing import Fence, require
 from core.store.types import clock, to_json
 
-__all__ = ["Database", "Fence", "clock", "make_engine", "normal_url", "now", "serialise"]
+__all__ = ["Database", "Fence", "clock", "insert_for", "make_engine", "normal_url", "now", "serialise"]
 
 BUSY_TIMEOUT_MS = 60_000
 MODE = "driftline_mode"
@@ -100,6 +101,11 @@ def serialise(session: Session, name: str) -> None:
     """Let one transaction at a time pass for ``name`` until it ends. SQLite's writers already are one at a time."""
     if session.get_bind().dialect.name == "postgresql":
         session.connection().exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (name,))
+
+
+def insert_for(session: Session) -> Any:
+    """Return the dialect's INSERT construct, the one that has ON CONFLICT; both have it alike."""
+    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
 
 
 def normal_url(url: str | URL) -> URL:

@@ -1,5 +1,7 @@
 """What the store refuses, as exception types; messages name the thing that was asked for. No HTTP status lives here."""
 
+# ruff: noqa: N818 - the names say what happened; "Error" would add nothing
+
 
 class StoreError(Exception):
     """Base of everything the store raises on purpose; the message can be shown to a user."""

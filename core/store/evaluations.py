@@ -23,8 +23,8 @@ _RECORD_FIELDS = {column.name for column in ItemRecord.__table__.columns} - {"id
 class Item:
     """One record, with the verdict of the same item and sample in the evaluation it is compared with.
 
-    ``flip`` is lost (correct there, not here), gained, or same; None without a counterpart. A failure of the infrastructure on either
-    side is no claim about the model, so it is never a flip.
+    ``flip`` is lost (correct there, not here), gained, or same; None without a counterpart. A failure of the infrastructure
+    on either side is no claim about the model, so it is never a flip.
     """
 
     record: ItemRecord
@@ -178,7 +178,7 @@ def items_page(
     same_item = and_(
         base.evaluation_id == against, base.item_id == ItemRecord.item_id, base.sample == ItemRecord.sample
     )
-    flipped = _flip(base.verdict)
+    flipped = _flip(base.verdict.expression)
     query = select(ItemRecord, base.verdict, flipped).outerjoin(base, same_item)
     query = query.where(ItemRecord.evaluation_id == evaluation_id)
     query = query.order_by(ItemRecord.position, ItemRecord.sample).limit(checked_limit(limit) + 1)

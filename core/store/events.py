@@ -14,7 +14,7 @@ from core.store.paging import Page, checked_limit, int_cursor, page_of
 def append(
     session: Session,
     run_id: str,
-    type: str,
+    type: str,  # noqa: A002
     payload: Mapping[str, Any] | None = None,
     attempt: int | None = None,
 ) -> Event:

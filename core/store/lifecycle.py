@@ -44,7 +44,7 @@ def move(
     at = now(session)
     run.state = to
     if old in HELD and to not in HELD:
-        _end_attempt(session, run, at, attempt_state, reason, counted)
+        _end_attempt(session, run, at=at, state=attempt_state, reason=reason, counted=counted)
     if to == RunState.QUEUED:
         run.queued_at, run.cancel_requested_at, run.pause_requested_at = at, None, None
         ring(session, run.id, at)
@@ -69,7 +69,9 @@ def _ring_dependents(session: Session, run_id: str, at: float) -> None:
         ring(session, dependent, at)
 
 
-def _end_attempt(session: Session, run: Run, at: float, state: AttemptState, reason: str | None, counted: bool) -> None:
+def _end_attempt(
+    session: Session, run: Run, *, at: float, state: AttemptState, reason: str | None, counted: bool
+) -> None:
     run.lease_worker, run.lease_expires_at, run.phase = None, None, None
     ending = {"state": state, "ended_at": at, "end_reason": reason or run.state, "counted": counted}
     session.execute(update(Attempt).where(Attempt.run_id == run.id, Attempt.number == run.attempt).values(**ending))

@@ -66,7 +66,7 @@ def last(session: Session, run_id: str, *, suite: str | None = None, reference: 
     return session.scalar(query.order_by(Look.step.desc(), Look.attempt.desc(), Look.created_at.desc()).limit(1))
 
 
-def _query(run_id: str, current: bool, suite: str | None, reference: str | None) -> Select[tuple[Look]]:
+def _query(run_id: str, current: bool, suite: str | None, reference: str | None) -> Select[Look]:
     wanted = {Look.suite: suite, Look.reference: reference}
     query = select(Look).where(Look.run_id == run_id)
     query = query.where(*(column == value for column, value in wanted.items() if value is not None))

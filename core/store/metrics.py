@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Select, case, false, func, select, true, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
-from core.store.database import now
+from core.store.database import insert_for, now
 from core.store.errors import BadFilter
 from core.store.fencing import Fence, require
 from core.store.models import Attempt, Checkpoint, Evaluation, Event, Look, Metric, MetricSeries, Rollout, Run
@@ -77,7 +76,7 @@ def record(session: Session, fence: Fence, step: int, values: Mapping[str, float
         | _stored(value)
         for key, value in values.items()
     ]
-    insert = _insert(session)
+    insert = insert_for(session)
     points = insert(Metric)
     replaced = {name: points.excluded[name] for name in ("value", "nonfinite", "at", "superseded")}
     key_columns = [Metric.run_id, Metric.key, Metric.step, Metric.attempt]
@@ -106,8 +105,8 @@ def record(session: Session, fence: Fence, step: int, values: Mapping[str, float
 def supersede_after(session: Session, fence: Fence, step: int) -> None:
     """Take back what older attempts recorded after ``step``, the step this attempt resumes from; -1 takes back everything.
 
-    Marks metrics, rollouts, looks, evaluations and checkpoints with a higher step as superseded, and deletes none. Evaluations of
-    eval runs have no step and stay.
+    Marks metrics, rollouts, looks, evaluations and checkpoints with a higher step as superseded, and deletes none.
+    Evaluations of eval runs have no step and stay.
     """
     require(session, fence)
     for table in (Metric, Rollout, Look, Evaluation, Checkpoint):
@@ -143,8 +142,8 @@ def curves(
 ) -> dict[str, Curve]:
     """Return the named curves (all when ``keys`` is None), each thinned to ``max_points`` by itself.
 
-    ``from_step`` and ``to_step`` are inclusive. The first and last point of the range and the points at looks are always kept, beyond
-    ``max_points`` if need be. ``attempt`` is "current" (what holds after all resumes) or the number of one attempt.
+    ``from_step`` and ``to_step`` are inclusive. The first and last point of the range and the points at looks are
+    always kept, beyond ``max_points`` if need be. ``attempt`` is "current" (what holds after all resumes) or the number of one attempt.
     Keys without a point give an empty curve.
     """
     if max_points < 1:
@@ -195,7 +194,8 @@ def marks(session: Session, run_id: str) -> list[Mark]:
     return sorted(found, key=lambda mark: (mark.step, mark.kind))
 
 
-class _Size(NamedTuple):
+@dataclass(frozen=True)
+class _Size:
     count: int
     first_step: int
     last_step: int
@@ -263,11 +263,11 @@ def _always_kept(session: Session, view: _View) -> dict[int, Point]:
     return kept
 
 
-def _select_points() -> Select[tuple[int, float | None, float, str | None]]:
+def _select_points() -> Select[int, float | None, float, str | None]:
     return select(Metric.step, Metric.value, Metric.at, Metric.nonfinite)
 
 
-def _points(session: Session, query: Select[tuple[int, float | None, float, str | None]]) -> dict[int, Point]:
+def _points(session: Session, query: Select[int, float | None, float, str | None]) -> dict[int, Point]:
     return {row[0]: Point(*row) for row in session.execute(query)}
 
 
@@ -306,10 +306,6 @@ def _stored(value: float) -> dict[str, Any]:
         return {"value": value, "nonfinite": None, "superseded": False}
     name = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     return {"value": None, "nonfinite": name, "superseded": False}
-
-
-def _insert(session: Session) -> Any:
-    return postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
 
 
 def _smaller(left: Any, right: Any) -> Any:

@@ -1,7 +1,7 @@
 """Bring a database to this code's schema, or say that it does not fit. The revisions are in `migrations/`.
 
-`migrate` is for the `migrate` command and for the embedded start; every other process calls `require_head` and refuses to start on
-another schema.
+`migrate` is for the `migrate` command and for the embedded start; every other process calls `require_head` and refuses to
+start on another schema.
 """
 
 from pathlib import Path

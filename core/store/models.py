@@ -404,6 +404,7 @@ class Prespecification(Base):
     exploratory: Mapped[bool]
     clock: Mapped[str] = mapped_column(String(16), default="local")
     frozen_at: Mapped[float]
+    log_seq: Mapped[int] = mapped_column(Big, ForeignKey("log_entries.seq"), unique=True)
     amendments: Mapped[list[Any]] = mapped_column(Document, default=list)
 
 

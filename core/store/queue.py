@@ -1,7 +1,7 @@
 """The queue as workers see it: claim, heartbeat, finish, interrupt, sweep, doorbells, workers and named leases.
 
-The row is the job; a message from the broker only says that it is worth asking. `claim` is one conditional UPDATE, so two workers can
-never get the same run; it raises the run's fence, and everything the attempt writes later carries that fence.
+The row is the job; a message from the broker only says that it is worth asking. `claim` is one conditional UPDATE, so two
+workers can never get the same run; it raises the run's fence, and everything the attempt writes later carries that fence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import delete, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from core.store import events
-from core.store.database import now
+from core.store.database import insert_for, now
 from core.store.errors import StaleAttempt
 from core.store.fencing import Fence, holds, release, require, stale_message
 from core.store.lifecycle import lock, move, ring
@@ -78,7 +77,7 @@ def claim(session: Session, *, worker_id: str, device: Mapping[str, Any] | None,
             device=None if device is None else dict(device),
             started_at=at,
             heartbeat_at=at,
-        )  # fmt: skip
+        )
     )
     session.execute(update(Worker).where(Worker.id == worker_id).values(current_run_id=run_id))
     events.append(session, run_id, "attempt_claimed", {"worker_id": worker_id, "fence": token}, attempt=number)
@@ -219,8 +218,7 @@ def live_workers(session: Session, max_age_s: float) -> list[Worker]:
 
 def acquire_named_lease(session: Session, name: str, owner: str, ttl: float) -> bool:
     """Take or extend the lease ``name``; False when another owner holds it and it has not expired."""
-    insert = postgresql.insert if session.get_bind().dialect.name == "postgresql" else sqlite.insert
-    taking = insert(Lease).values(name=name, owner=owner, expires_at=clock() + ttl)
+    taking = insert_for(session)(Lease).values(name=name, owner=owner, expires_at=clock() + ttl)
     mine_or_free = (Lease.owner == owner) | (Lease.expires_at < clock())
     changes = {"owner": taking.excluded.owner, "expires_at": taking.excluded.expires_at}
     taking = taking.on_conflict_do_update(index_elements=[Lease.name], set_=changes, where=mine_or_free)
@@ -239,7 +237,7 @@ def attempts_without_progress(session: Session, run_id: str) -> int:
     attempt that starts over reaches it. Pauses and uncounted interruptions neither add nor reset.
     """
     reached = select(Checkpoint.attempt, func.max(Checkpoint.step)).where(Checkpoint.run_id == run_id)
-    steps: dict[int, int] = {number: step for number, step in session.execute(reached.group_by(Checkpoint.attempt))}
+    steps = {row[0]: row[1] for row in session.execute(reached.group_by(Checkpoint.attempt))}
     best, failures = 0, 0
     for attempt in session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)):
         if steps.get(attempt.number, 0) > best:

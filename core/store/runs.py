@@ -268,12 +268,12 @@ def blocked() -> Any:
     return query.where(RunAfter.run_id == Run.id, before.c.state != RunState.SUCCEEDED).correlate(Run).exists()
 
 
-def _unfinished_before(run_id: str) -> Select[tuple[Run]]:
+def _unfinished_before(run_id: str) -> Select[Run]:
     query = select(Run).join(RunAfter, RunAfter.after_id == Run.id).where(RunAfter.run_id == run_id)
     return query.where(Run.state != RunState.SUCCEEDED).order_by(Run.seq)
 
 
-def _claimable_ahead(run: Run) -> Select[tuple[int]]:
+def _claimable_ahead(run: Run) -> Select[int]:
     sooner = (Run.priority > run.priority) | ((Run.priority == run.priority) & (Run.seq < run.seq))
     query = select(func.count()).select_from(Run)
     return query.where(Run.state == RunState.QUEUED, Run.deleted_at.is_(None), ~blocked(), sooner)

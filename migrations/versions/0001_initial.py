@@ -30,7 +30,7 @@ POSTGRESQL_TRIGGERS = [
 ]
 
 
-def upgrade() -> None:
+def upgrade() -> None:  # noqa: PLR0915 - one statement a table
     """Apply this revision."""
     op.create_table(
         "api_tokens",
@@ -312,9 +312,14 @@ def upgrade() -> None:
         sa.Column("exploratory", sa.Boolean(), nullable=False),
         sa.Column("clock", sa.String(length=16), nullable=False),
         sa.Column("frozen_at", sa.Double(), nullable=False),
+        sa.Column("log_seq", BIG, nullable=False),
         sa.Column("amendments", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_prespecifications_run_id_runs")),
+        sa.ForeignKeyConstraint(
+            ["log_seq"], ["log_entries.seq"], name=op.f("fk_prespecifications_log_seq_log_entries")
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_prespecifications")),
+        sa.UniqueConstraint("log_seq", name=op.f("uq_prespecifications_log_seq")),
     )
     with op.batch_alter_table("prespecifications", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_prespecifications_hash"), ["hash"], unique=False)
@@ -455,7 +460,7 @@ def upgrade() -> None:
         op.execute(trigger)
 
 
-def downgrade() -> None:
+def downgrade() -> None:  # noqa: PLR0915
     """Take this revision back."""
     op.drop_table("looks")
     with op.batch_alter_table("item_records", schema=None) as batch_op:

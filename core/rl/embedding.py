@@ -15,13 +15,13 @@ class _Embed(torch.autograd.Function):
     """Look up rows; in the backward add their gradients to the buffer and report none for the weight."""
 
     @staticmethod
-    def forward(ctx: Any, weight_VH: Tensor, ids: Tensor, weight_grad_VH: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, weight_VH: Tensor, ids: Tensor, weight_grad_VH: Tensor) -> Tensor:
         # Kept outside save_for_backward: the buffer is changed in place between forward and backward, by design.
         ctx.ids, ctx.weight_grad_VH = ids, weight_grad_VH
         return functional.embedding(ids, weight_VH)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
         buffer: Tensor = ctx.weight_grad_VH
         buffer.index_add_(0, ctx.ids.reshape(-1), grad.reshape(-1, grad.shape[-1]).to(buffer.dtype))
         return None, None, None
@@ -46,5 +46,5 @@ def scattered_embedding(weight_VH: Tensor, ids: Tensor, weight_grad_VH: Tensor) 
     if weight_grad_VH.shape != weight_VH.shape:
         expected, found = tuple(weight_VH.shape), tuple(weight_grad_VH.shape)
         raise ValueError(f"weight_grad_VH must have the shape of weight_VH, {expected}, got {found}")
-    out: Tensor = _Embed.apply(weight_VH, ids, weight_grad_VH)
+    out: Tensor = _Embed.apply(weight_VH, ids, weight_grad_VH)  # type: ignore[no-untyped-call]
     return out

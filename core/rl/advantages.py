@@ -8,8 +8,6 @@ rounding noise by its own deviation would otherwise produce advantages of order 
 Deliberately absent: reward shaping, penalties for length, and everything per token apart from the whitened return.
 """
 
-# ruff: noqa: N815 - fields that hold tensors carry dimension suffixes, as arguments do
-
 from dataclasses import dataclass
 from typing import Literal
 

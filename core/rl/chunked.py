@@ -13,8 +13,6 @@ The body of the model is the caller's: run it with autograd, pass the detached h
 gradient to :func:`backward_hidden`. Heads with a bias, a logit soft-cap or a logit scale are refused, not ignored.
 """
 
-# ruff: noqa: N815 - fields that hold tensors carry dimension suffixes, as arguments do
-
 from dataclasses import dataclass
 
 import torch

@@ -8,8 +8,6 @@ Everything here is differentiable PyTorch on vectors with one entry per token. I
 :mod:`core.rl.chunked` for that.
 """
 
-# ruff: noqa: N815 - fields that hold tensors carry dimension suffixes, as arguments do
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace

@@ -11,62 +11,59 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 _GROWTH = 256
 
 
-class BatchLayer(CacheLayerMixin):  # type: ignore[misc]
+class BatchLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values of one layer: buffers [rows, heads, capacity, head size] and the window of them in use."""
 
     is_sliding = False
 
-    def __init__(self, limit: int) -> None:
-        super().__init__()
+    def __init__(self, keys_BHTD: Tensor, values_BHTD: Tensor, *, limit: int) -> None:
+        """Start with buffers for as many rows as ``keys_BHTD`` has, none of whose positions are in use yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.is_initialized = True
         self.limit = limit
-        self.rows = 0
+        self.rows = keys_BHTD.shape[0]
         self.start = 0
         self.end = 0
+        self._keys_BHTD = keys_BHTD
+        self._values_BHTD = values_BHTD
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Required by the interface; buffers are made by :meth:`fill`."""
-        raise NotImplementedError("a BatchLayer is filled from a prefill, never by its first update")
+        """Required by the interface; this layer always has its buffers."""
 
-    def fill(self, keys_BHTD: Tensor, values_BHTD: Tensor, at: slice, width: int, rows: int) -> None:
-        """Put the prefilled keys and values of the rows ``at``, ``width`` tokens each, into buffers for ``rows``."""
-        if not self.is_initialized:
-            capacity = min(self.limit, width + _GROWTH)
-            self.keys = keys_BHTD.new_empty((rows, keys_BHTD.shape[1], capacity, keys_BHTD.shape[3]))
-            self.values = values_BHTD.new_empty((rows, values_BHTD.shape[1], capacity, values_BHTD.shape[3]))
-            self.is_initialized = True
-            self.rows, self.end = rows, width
-        self.keys[at, :, :width] = keys_BHTD
-        self.values[at, :, :width] = values_BHTD
+    def fill(self, keys_BHTD: Tensor, values_BHTD: Tensor, at: slice) -> None:
+        """Put the prefilled keys and values of the rows ``at`` into the first positions."""
+        self.end = keys_BHTD.shape[2]
+        self._keys_BHTD[at, :, : self.end] = keys_BHTD
+        self._values_BHTD[at, :, : self.end] = values_BHTD
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append the keys and values of new tokens and return views of all that attention should see."""
         new_end = self.end + key_states.shape[2]
-        if new_end > self.keys.shape[2]:
-            self._grow(new_end)
-        self.keys[: self.rows, :, self.end : new_end] = key_states
-        self.values[: self.rows, :, self.end : new_end] = value_states
+        if new_end > self._keys_BHTD.shape[2]:
+            self._keys_BHTD = self._grown(self._keys_BHTD, new_end)
+            self._values_BHTD = self._grown(self._values_BHTD, new_end)
+        self._keys_BHTD[: self.rows, :, self.end : new_end] = key_states
+        self._values_BHTD[: self.rows, :, self.end : new_end] = value_states
         self.end = new_end
         window = slice(self.start, self.end)
-        return self.keys[: self.rows, :, window], self.values[: self.rows, :, window]
+        return self._keys_BHTD[: self.rows, :, window], self._values_BHTD[: self.rows, :, window]
 
-    def _grow(self, needed: int) -> None:
-        capacity = max(needed, min(self.limit, 2 * self.keys.shape[2]))
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_empty((self.rows, old.shape[1], capacity, old.shape[3]))
-            new[:, :, self.start : self.end] = old[: self.rows, :, self.start : self.end]
-            setattr(self, name, new)
+    def _grown(self, old_BHTD: Tensor, needed: int) -> Tensor:
+        capacity = max(needed, min(self.limit, 2 * old_BHTD.shape[2]))
+        new_BHTD = old_BHTD.new_empty((self.rows, old_BHTD.shape[1], capacity, old_BHTD.shape[3]))
+        new_BHTD[:, :, self.start : self.end] = old_BHTD[: self.rows, :, self.start : self.end]
+        return new_BHTD
 
     def move_row(self, source: int, target: int) -> None:
         """Copy one row over another that has finished."""
         window = slice(self.start, self.end)
-        self.keys[target, :, window] = self.keys[source, :, window]
-        self.values[target, :, window] = self.values[source, :, window]
+        self._keys_BHTD[target, :, window] = self._keys_BHTD[source, :, window]
+        self._values_BHTD[target, :, window] = self._values_BHTD[source, :, window]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length of what attention will see for ``query_length`` new tokens, and its offset (always 0)."""
@@ -81,20 +78,31 @@ class BatchLayer(CacheLayerMixin):  # type: ignore[misc]
         return -1
 
 
-class BatchCache(Cache):  # type: ignore[misc]
+class BatchCache(Cache):
     """One :class:`BatchLayer` per model layer, kept in step."""
 
     def __init__(self, *, rows: int, limit: int) -> None:
-        super().__init__(layers=[])
+        """``rows`` sequences of at most ``limit`` positions each, prompt padding included."""
+        self.batch_layers: list[BatchLayer] = []
+        super().__init__(layers=self.batch_layers)  # type: ignore[arg-type]
         self.rows = rows
         self.limit = limit
 
-    def fill_from(self, prefilled: DynamicCache, source_rows: Tensor, at: slice, width: int) -> None:
-        """Take rows ``at`` from a prefill: row i of them is row ``source_rows[i]`` of ``prefilled``."""
+    def fill_from(self, prefilled: DynamicCache, source_rows: Tensor, at: slice) -> None:
+        """Take the rows ``at`` from a prefill: the i-th of them is row ``source_rows[i]`` of ``prefilled``."""
         for index, layer in enumerate(prefilled.layers):
-            if index == len(self.layers):
-                self.layers.append(BatchLayer(self.limit))
-            self.layers[index].fill(layer.keys[source_rows], layer.values[source_rows], at, width, self.rows)
+            assert isinstance(layer, DynamicLayer)
+            assert layer.keys is not None
+            assert layer.values is not None
+            keys_BHTD, values_BHTD = layer.keys, layer.values
+            if index == len(self.batch_layers):
+                buffers = (self._buffer(keys_BHTD), self._buffer(values_BHTD))
+                self.batch_layers.append(BatchLayer(*buffers, limit=self.limit))
+            self.batch_layers[index].fill(keys_BHTD[source_rows], values_BHTD[source_rows], at)
+
+    def _buffer(self, like_BHTD: Tensor) -> Tensor:
+        _, heads, width, size = like_BHTD.shape
+        return like_BHTD.new_empty((self.rows, heads, min(self.limit, width + _GROWTH), size))
 
     def drop_rows(self, finished: list[int]) -> list[tuple[int, int]]:
         """Remove rows by moving the last rows into their places; return the moves as (from, to), in order."""
@@ -105,7 +113,7 @@ class BatchCache(Cache):  # type: ignore[misc]
                 moves.append((last, row))
             last -= 1
         self.rows = last + 1
-        for layer in self.layers:
+        for layer in self.batch_layers:
             for source, target in moves:
                 layer.move_row(source, target)
             layer.rows = self.rows
@@ -113,7 +121,7 @@ class BatchCache(Cache):  # type: ignore[misc]
 
     def skip_leading(self, columns: int) -> None:
         """Leave ``columns`` more leading positions, padding in every remaining row, out of the view."""
-        for layer in self.layers:
+        for layer in self.batch_layers:
             layer.start += columns
 
 

@@ -136,7 +136,7 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device | str) -> Pr
         str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True
     )
     model.to(device)  # type: ignore[arg-type]
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     body_and_head(model)
     return model
 
@@ -148,8 +148,8 @@ def body_and_head(model: PreTrainedModel) -> tuple[Callable[..., Any], Tensor, b
     the head's weight [V, H] (the live parameter) and whether it is tied to the input embedding. The logits are exactly
     hidden times weight transposed; heads with a bias, a scale or soft-capping are refused with :class:`ModelError`.
     """
-    head = model.get_output_embeddings()
-    body = model.get_decoder()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    body = model.get_decoder()  # type: ignore[no-untyped-call]
     name = type(model).__name__
     if not isinstance(head, nn.Linear) or body is model or not isinstance(body, nn.Module):
         raise ModelError(f"{name} is not a body followed by a linear head; only decoder language models are supported")

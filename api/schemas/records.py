@@ -96,7 +96,7 @@ class Event(Body):
 
 
 class LogEntry(Body):
-    """One entry of a runner's log; continuation lines belong to the entry above them."""
+    """One line of a runner's log; a line that names no level has the level of the line above it."""
 
     attempt: int
     level: str | None

@@ -1,6 +1,6 @@
 """Runs: the document of one run, its row in a list, a dry run's answer, and the body of a fork."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -152,7 +152,9 @@ class DryRun(Body):
 class ForkFrom(Body):
     """Body of a fork. Overrides are merged into the parent's recipe (RFC 7396: null removes a field)."""
 
-    from_step: int | Literal["last", "best", "scratch"] = Field(
-        default="last", description="a step with a checkpoint, the last or best one, or from scratch"
+    from_step: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] | Literal["last", "best", "scratch"] | None = Field(
+        default=None,
+        description="a step with a checkpoint, the last or best one, or from scratch; the default is the last checkpoint of a"
+        " train run, and scratch for other kinds",
     )
     overrides: Document = Field(default_factory=dict)

@@ -1,0 +1,113 @@
+"""The damage-stop document of a run: collects the facts that ``core.damage.status`` turns into a judgement.
+
+It reads looks, base evaluations and the frozen prespecification, and judges nothing itself. The document holds no time of
+day, so it stays the same, byte for byte, until something happened.
+"""
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from api.services.prespecs import frozen_rule, planned_looks
+from api.times import iso
+from core.damage.status import BaseFacts, PrespecFacts, RunFacts, build_status
+from core.recipes import TrainRecipe, load_recipe
+from core.store import evaluations, looks, prespecs
+from core.store.evaluations import CORRECT
+from core.store.models import Evaluation, Look, Prespecification, Run
+
+
+def status(session: Session, run: Run) -> dict[str, Any]:
+    """The document of ``GET /runs/{id}/damage-stop``. A run of another kind, or without a rule, says so in it."""
+    if run.kind != "train":
+        return build_status(run=RunFacts(run.id, run.state), rule=None, looks=[])
+    rows = looks.list_(session, run.id, reference="base")
+    plan = run.recipe.get("looks") or {}
+    suites = list(plan.get("suites") or ["holdout"])
+    suite = next((row.suite for row in rows if row.decided), suites[0])
+    own = [row for row in rows if row.suite == suite]
+    prespec = prespecs.get(session, run.prespecification_id) if run.prespecification_id else None
+    rule = _rule(run, prespec)
+    task = {"holdout", run.recipe["data"]["dataset"]}
+    return build_status(
+        run=RunFacts(run.id, run.state, _look_steps(run.recipe, plan)),
+        rule=rule,
+        looks=own,
+        base=_base(session, run, suite, rule),
+        prespec=_frozen(prespec),
+        out_of_domain=[name for name in suites if name not in task and any(row.suite == name for row in rows)],
+    )
+
+
+def look(row: Look) -> dict[str, Any]:
+    """A look as the API shows it."""
+    return {
+        "id": row.id,
+        "run_id": row.run_id,
+        "attempt": row.attempt,
+        "step": row.step,
+        "number": row.number,
+        "evaluation_id": row.evaluation_id,
+        "checkpoint_sha256": row.checkpoint_sha256,
+        "suite": row.suite,
+        "reference": row.reference,
+        "n": row.n,
+        "accuracy": row.accuracy,
+        "ci": None if row.ci_low is None else [row.ci_low, row.ci_high],
+        "lost": row.lost,
+        "gained": row.gained,
+        "d_histogram": row.d_histogram,
+        "statistic": row.statistic,
+        "threshold": row.threshold,
+        "decided": row.decided,
+        "state": row.state,
+        "created_at": iso(row.created_at),
+    }
+
+
+def _rule(run: Run, prespec: Prespecification | None) -> dict[str, Any] | None:
+    """The rule as frozen; before a document exists, the one the recipe will get."""
+    if run.recipe.get("damage_stop") is None:
+        return None
+    if prespec is not None:
+        rule = prespec.document.get("analysis", {}).get("rule")
+        return rule if isinstance(rule, dict) else None
+    recipe = load_recipe(run.recipe)
+    return frozen_rule(recipe) if isinstance(recipe, TrainRecipe) else None
+
+
+def _look_steps(recipe: dict[str, Any], plan: dict[str, Any]) -> list[int]:
+    every, last = plan.get("every"), recipe["max_steps"]
+    if not every:
+        return []
+    return [min(last, every * number) for number in range(1, planned_looks(last, every) + 1)]
+
+
+def _base(session: Session, run: Run, suite: str, rule: dict[str, Any] | None) -> BaseFacts | None:
+    rows = evaluations.base_evaluations(session, run.id, suite)
+    first = rows[0] if rows else None
+    if first is None or first.accuracy is None or first.ci_low is None or first.ci_high is None:
+        return None
+    scores = [_scores(session, row) for row in rows]
+    # Only the e-process averages its base runs; the panel rules take the first, and the second is their noise floor.
+    used = scores if rule and rule.get("rule") == "eprocess" else scores[:1]
+    correct = sum(sum(run_scores.values()) for run_scores in used) / len(used)
+    return BaseFacts(first.accuracy, first.ci_low, first.ci_high, noise_floor=_flips(scores), correct=correct)
+
+
+def _scores(session: Session, row: Evaluation) -> dict[str, float]:
+    return {item: float(found[0] == CORRECT) for item, found in evaluations.verdicts(session, row.id).items()}
+
+
+def _flips(scores: list[dict[str, float]]) -> float | None:
+    """Share of items whose verdict differs between the first two base runs; None with one run."""
+    if len(scores) < 2:
+        return None
+    shared = scores[0].keys() & scores[1].keys()
+    return sum(scores[0][item] != scores[1][item] for item in shared) / len(shared) if shared else None
+
+
+def _frozen(row: Prespecification | None) -> PrespecFacts | None:
+    if row is None:
+        return None
+    return PrespecFacts(frozen_at=row.frozen_at, hash=row.hash, clock=row.clock, exploratory=row.exploratory)

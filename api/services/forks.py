@@ -1,0 +1,79 @@
+"""A child of a run: which checkpoint it begins from, what its recipe becomes, and how it is labelled."""
+
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from api.errors import Conflict, InvalidRequest
+from api.schemas.runs import ForkFrom
+from api.services import submission
+from api.services.merging import merge_patch, recipe_diff
+from api.services.submission import Lineage, Submission
+from core.settings import Settings
+from core.store import checkpoints, runs
+from core.store.models import Run
+from core.store.states import FINAL, RunState
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A child that can be stored."""
+
+    submission: Submission
+    lineage: Lineage
+
+
+def prepare(session: Session, parent: Run, wish: ForkFrom, settings: Settings) -> Fork:
+    """Merge the overrides and choose the checkpoint. Raises an API error or a ``RecipeError``.
+
+    From a checkpoint, the child's model is that checkpoint, so ``model`` cannot be overridden; ``after`` is not inherited,
+    since the parent's conditions were met or have failed already.
+    """
+    step = _step(session, parent, wish)
+    if step is not None and "model" in wish.overrides:
+        hint = 'leave model out, or fork with "from_step": "scratch"'
+        raise InvalidRequest("a fork from a checkpoint has that checkpoint as its model", param="overrides.model", hint=hint)
+    if "kind" in wish.overrides:
+        raise InvalidRequest("a fork has its parent's kind", param="overrides.kind", hint="leave kind out")
+    inherited = {name: value for name, value in parent.submitted.items() if name != "after"}
+    merged = merge_patch(inherited, wish.overrides)
+    if step is not None:
+        merged["model"] = f"run:{parent.id}/step-{step}"
+    child = submission.read(session, merged, settings)
+    lineage = Lineage(
+        parent_id=parent.id,
+        parent_step=step,
+        recipe_diff=recipe_diff(parent.recipe, child.resolved),
+        # What goes on after a damage stop was chosen with the result known, and so is whatever descends from it.
+        exploratory=step is not None and (parent.state == RunState.DAMAGE_STOPPED or parent.exploratory),
+    )
+    return Fork(child, lineage)
+
+
+def _step(session: Session, parent: Run, wish: ForkFrom) -> int | None:
+    if parent.kind != "train":
+        if wish.from_step not in {None, "scratch"}:
+            message = f"a run of kind {parent.kind} has no checkpoints to begin from"
+            raise InvalidRequest(message, param="from_step", hint='use "scratch" or leave it out')
+        return None
+    match wish.from_step:
+        case "scratch":
+            return None
+        case "best":
+            found = checkpoints.best(session, parent.id)
+        case int() as step:
+            found = checkpoints.at_step(session, parent.id, step)
+        case _:
+            found = checkpoints.latest(session, parent.id)
+    if found is None:
+        which = "that step" if isinstance(wish.from_step, int) else f"its {wish.from_step or 'last'} step"
+        hint = f'GET /runs/{parent.id}/checkpoints lists those there are; "scratch" needs none'
+        raise Conflict(f"run {parent.id} has no checkpoint of {which}", param="from_step", code="no_checkpoint", hint=hint)
+    return found.step
+
+
+def refuse_while_needed(session: Session, run: Run) -> None:
+    """Refuse to delete a run while a child that is not final begins from one of its checkpoints. Raises :class:`Conflict`."""
+    for child in runs.children(session, run.id):
+        if child.parent_step is not None and RunState(child.state) not in FINAL:
+            raise Conflict(f"run {child.id} begins from a checkpoint of this run", code="run_in_use", hint="cancel that run first")

@@ -6,10 +6,11 @@ Filling in is idempotent: a value that is there is never changed. It runs on val
 from typing import Any
 
 from core.recipes.analysis import AnalysisRecipe
-from core.recipes.base import Prompt
+from core.recipes.base import Options, Prompt
 from core.recipes.evaluation import EvalRecipe
+from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.model_refs import is_run_ref
-from core.recipes.sources import HOLDOUT, suite_items, verifier
+from core.recipes.sources import DEFAULT_GYM_SIZE, HOLDOUT, suite_items, verifier
 from core.recipes.train import DamageStop, Looks, TrainRecipe
 
 SMALLEST_DRAW = 64
@@ -27,6 +28,7 @@ def fill_train(recipe: TrainRecipe) -> TrainRecipe:
         update={
             "name": recipe.name or _name(algorithm.name, recipe.model, source),
             "algorithm": algorithm,
+            "data": recipe.data.model_copy(update={"options": _sized(recipe.data.dataset, recipe.data.options)}),
             "rewards": _fill_rewards(recipe),
             "engine": _engine(recipe.engine, recipe.device.kind),
             "looks": looks,
@@ -43,6 +45,9 @@ def fill_eval(recipe: EvalRecipe) -> EvalRecipe:
             "name": recipe.name or _name("eval", recipe.model, recipe.suites[0].suite.rpartition(":")[2]),
             "engine": _engine(recipe.engine, recipe.device.kind),
             "prompt": prompt,
+            "suites": tuple(
+                spec.model_copy(update={"options": _sized(spec.suite, spec.options)}) for spec in recipe.suites
+            ),
         }
     )
 
@@ -93,6 +98,11 @@ def _rule(m: int | None, pool: int) -> str:
 def _fill_rewards(recipe: TrainRecipe) -> dict[str, float]:
     own = verifier(recipe.data.dataset)
     return {(own if term == "auto" else term): weight for term, weight in recipe.rewards.items()}
+
+
+def _sized(name: str, options: Options) -> Options:
+    """A generator's number of items is part of the recipe; its other defaults belong to the package's version."""
+    return {"size": DEFAULT_GYM_SIZE, **options} if name.startswith(GYM) else options
 
 
 def _engine(engine: str, device: str) -> str:

@@ -1,0 +1,175 @@
+"""Memory of one run by component and phase, in bytes.
+
+Notation: P parameters, L layers, H hidden, I intermediate, Q = heads x head_dim, KV = kv_heads x head_dim, V vocabulary,
+w bytes per element of the weights' dtype (4 or 2), T padded tokens of a micro-batch.
+
+A run's phases follow each other, so the peak is what always exists plus the largest phase. Exact by construction: weights,
+reference, gradients, masters, moments, the key/value cache. Exact for the eager code of transformers 5 with fused
+attention (a test counts the saved tensors): what one layer keeps for its backward. Estimates, and named so: the working
+set of one layer's backward, the temporaries of the optimizer, the process and the CUDA context, the allocator's slack.
+"""
+
+from dataclasses import dataclass, field
+
+from core.recipes.catalogue import ModelFacts
+from core.recipes.evaluation import EvalRecipe
+from core.recipes.train import Lora, Optimizer, TrainRecipe
+
+GIB = 2**30
+PROCESS_BYTES = int(0.6 * GIB)  # estimate: Python, torch and transformers loaded, tokenizer, thread pools
+CUDA_CONTEXT_BYTES = int(0.7 * GIB)  # estimate: context, cuBLAS workspaces
+ALLOCATOR_SLACK = 0.05  # estimate: share of the phase's memory lost to the caching allocator's blocks
+HOST_BYTES = 2 * GIB  # estimate: host side of a CUDA process
+
+ROLLOUT_ROWS = 64  # sequences the transformers engine decodes together
+ROLLOUT_TOKENS = 131_072  # and their padded tokens
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the card (the host for a CPU run): what always exists, and each phase's own; pinned host memory apart."""
+
+    static: dict[str, int]
+    phases: dict[str, dict[str, int]]
+    pinned: int = 0
+    host: int = field(default=0)
+
+    @property
+    def peak(self) -> int:
+        """What always exists plus the largest phase."""
+        return sum(self.static.values()) + max(sum(phase.values()) for phase in self.phases.values())
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes per element of ``float32`` or ``bfloat16``."""
+    return 4 if dtype == "float32" else 2
+
+
+def kv_bytes_per_token(facts: ModelFacts, width: int) -> int:
+    """Key and value of one token in every layer: 2 L KV w."""
+    return 2 * facts.layers * facts.kv_heads * facts.head_dim * width
+
+
+def saved_per_layer(facts: ModelFacts, tokens: int, row: int, width: int) -> int:
+    """What one layer keeps for its backward, for ``tokens`` padded tokens in rows of ``row`` tokens.
+
+    Per token: H (8 + 4w) for the two norms (float32 inside) and the residual stream, 4 I w for the gated MLP, 4 Q w + 4 heads
+    for fused attention, w per key of the row for the attention mask, 8 for the norms' scales; with norms on q and k also
+    (Q + KV)(4 + w) + 4 (heads + kv_heads).
+    """
+    query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    per_token = facts.hidden * (8 + 4 * width) + 4 * facts.intermediate * width + 4 * query * width
+    per_token += 4 * facts.heads + row * width + 8
+    if facts.qk_norm:
+        per_token += (query + key) * (4 + width) + 4 * (facts.heads + facts.kv_heads)
+    return tokens * per_token
+
+
+def train_memory(recipe: TrainRecipe, facts: ModelFacts, micro_tokens: int) -> Memory:
+    """Memory of a train run whose micro-batches hold ``micro_tokens`` padded tokens."""
+    width = element_bytes(recipe.dtype)
+    cuda = recipe.device.kind == "cuda"
+    static, pinned = _train_static(recipe, facts, width)
+    update = _backward(recipe, facts, micro_tokens, width)
+    step = {"optimizer_workspace": 3 * 4 * facts.embedding_parameters}
+    rollout = _rollout(recipe, facts, width)
+    phases = {"rollout": rollout, "backward": update, "step": step}
+    if cuda:
+        phases = {name: _with_slack(phase) for name, phase in phases.items()}
+    saved = max(4, 8 if recipe.save.optimizer else 0) * facts.parameters  # one file's tensors pass through host memory
+    return Memory(static, phases, pinned, HOST_BYTES + pinned + saved if cuda else 0)
+
+
+def eval_memory(recipe: EvalRecipe, facts: ModelFacts) -> Memory:
+    """Memory of an eval run: the weights and one batch."""
+    width = element_bytes(recipe.dtype)
+    cuda = recipe.device.kind == "cuda"
+    static = {"weights": facts.parameters * width, **_process(cuda)}
+    phase = _decoding(facts, recipe.batch_size, recipe.max_prompt_length + recipe.max_completion_length, width)
+    return Memory(static, {"generation": _with_slack(phase) if cuda else phase}, 0, HOST_BYTES if cuda else 0)
+
+
+def adapter_parameters(facts: ModelFacts, lora: Lora) -> int:
+    """Parameters of adapters of rank r on all seven linear maps of every layer: r (in + out) each."""
+    query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    attention = 2 * (facts.hidden + query) + 2 * (facts.hidden + key)
+    return facts.layers * lora.r * (attention + 3 * (facts.hidden + facts.intermediate))
+
+
+def moment_bytes(optimizer: Optimizer, parameters: int) -> int:
+    """Optimizer moments: two in fp32; two in 8 bit with one fp32 scale per block of 256; sgd's buffer with momentum."""
+    match optimizer.name:
+        case "adamw" | "adamw_offload":
+            return 8 * parameters
+        case "adamw_8bit":
+            return 2 * parameters + 2 * 4 * -(-parameters // 256)
+        case "sgd":
+            return 4 * parameters if optimizer.momentum else 0
+
+
+def _train_static(recipe: TrainRecipe, facts: ModelFacts, width: int) -> tuple[dict[str, int], int]:
+    lora = recipe.lora
+    trained = facts.parameters if lora is None else adapter_parameters(facts, lora)
+    weights = facts.parameters * width
+    if lora is not None:
+        # nf4: half a byte and a scale per 64 elements for the layers; embeddings and head keep the dtype.
+        layers = facts.layers * facts.layer_parameters
+        weights = weights if lora.quantize == "none" else (facts.parameters - layers) * width + layers * 9 // 16
+        weights += trained * width
+    masters = 0 if width == 4 else 4 * trained
+    moments = moment_bytes(recipe.optimizer, trained)
+    pinned = masters + moments if recipe.optimizer.name == "adamw_offload" and recipe.device.kind == "cuda" else 0
+    static = {
+        "weights": weights,
+        "gradients": trained * width,
+        "masters": 0 if pinned else masters,
+        "moments": 0 if pinned else moments,
+        # The frozen start model is kept for the KL curve; with adapters it is the model with the adapters left out.
+        "reference": facts.parameters * width if lora is None else 0,
+        **_process(recipe.device.kind == "cuda"),
+    }
+    return static, pinned
+
+
+def _process(cuda: bool) -> dict[str, int]:
+    return {"cuda_context": CUDA_CONTEXT_BYTES} if cuda else {"process": PROCESS_BYTES}
+
+
+def _with_slack(phase: dict[str, int]) -> dict[str, int]:
+    return {**phase, "allocator_slack": int(ALLOCATOR_SLACK * sum(phase.values()))}
+
+
+def _backward(recipe: TrainRecipe, facts: ModelFacts, tokens: int, width: int) -> dict[str, int]:
+    """Activations of one micro-batch; on CUDA every layer is recomputed, so only its input is kept and one layer is live."""
+    row = min(tokens, recipe.max_prompt_length + recipe.max_completion_length)
+    layer = saved_per_layer(facts, tokens, row, width)
+    inputs = tokens * facts.hidden * width
+    activations = facts.layers * inputs + layer if recipe.device.kind == "cuda" else facts.layers * layer
+    query = facts.heads * facts.head_dim
+    return {
+        "activations": activations,
+        "backward_workspace": tokens * (3 * facts.intermediate + 2 * query + 4 * facts.hidden) * width,  # estimate
+        "hidden_states": 3 * inputs,  # the final norm's output, the chunked head's copy, its gradient
+        "logit_chunk": 3 * recipe.logit_chunk_tokens * facts.vocab * 4,
+    }
+
+
+def _rollout(recipe: TrainRecipe, facts: ModelFacts, width: int) -> dict[str, int]:
+    samples = recipe.prompts_per_step * recipe.num_generations
+    phase = _decoding(facts, samples, recipe.max_prompt_length + recipe.max_completion_length, width)
+    if recipe.looks is not None:
+        length = recipe.max_prompt_length + (recipe.looks.max_completion_length or recipe.max_completion_length)
+        look = _decoding(facts, recipe.looks.batch_size, length, width)
+        phase = max(phase, look, key=lambda components: sum(components.values()))
+    if recipe.engine == "vllm":
+        phase["engine_weights"] = 2 * facts.parameters
+    return phase
+
+
+def _decoding(facts: ModelFacts, samples: int, length: int, width: int) -> dict[str, int]:
+    """One batch of the engine: its cache to the last token, and the last position's logits in fp32 with two temporaries."""
+    rows = max(1, min(samples, ROLLOUT_ROWS, ROLLOUT_TOKENS // length))
+    return {
+        "kv_cache": rows * length * kv_bytes_per_token(facts, width),
+        "decode_logits": 3 * rows * facts.vocab * 4,
+    }

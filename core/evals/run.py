@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from core.engines.base import Completion, Engine, Request, SamplingParams
+from core.engines.base import Engine, Request, SamplingParams
 from core.evals.metrics import average_at_k, wilson
 from core.streams import stream_seed
 from core.tasks.items import Item
 from core.tasks.pool import Job, VerifierPool
-from core.tasks.verifiers.verdict import Outcome, Verdict
+from core.tasks.verifiers.verdict import Outcome
 
 
 class RenderedPrompt(Protocol):
@@ -111,60 +111,62 @@ def evaluate(
     if len({item.id for item in items}) != len(items):
         raise ValueError(f"suite {suite} holds two items with one id")
     work = [(position, item, sample) for position, item in enumerate(items) for sample in range(samples)]
+    asker = _Asker(engine, render, decode, pool, params, suite, seed)
     records: list[Record] = []
     for start in range(0, len(work), batch_size):
         if should_stop():
             break
-        batch = _evaluate_batch(engine, render, work[start : start + batch_size], suite, params, pool, seed, decode)
+        batch = asker.batch(work[start : start + batch_size])
         records += batch
         on_batch(batch)
     return summarise(records, suite=suite, greedy=greedy, samples=samples, finished=len(records) == len(work))
 
 
-def _evaluate_batch(
-    engine: Engine,
-    render: Callable[[Item], RenderedPrompt],
-    work: Sequence[tuple[int, Item, int]],
-    suite: str,
-    params: SamplingParams,
-    pool: VerifierPool,
-    seed: int,
-    decode: Callable[[Sequence[int]], str],
-) -> list[Record]:
-    prompts = {item.id: render(item) for _, item, _ in work}
-    requests = [
-        Request(prompts[item.id].token_ids, stream_seed(seed, "eval", suite, item.id, sample)) for _, item, sample in work
-    ]
-    completions = engine.generate(requests, params)
-    if len(completions) != len(requests):
-        raise RuntimeError(f"the engine gave {len(completions)} completions for {len(requests)} requests")
-    texts = [decode(completion.token_ids) for completion in completions]
-    verdicts = pool.grade([Job(item, text) for (_, item, _), text in zip(work, texts, strict=True)])
-    return [
-        _record(position, item, sample, prompts[item.id].sha256, completion, text, verdict)
-        for (position, item, sample), completion, text, verdict in zip(work, completions, texts, verdicts, strict=True)
-    ]
+@dataclass(frozen=True)
+class _Asker:
+    """Everything that stays the same from batch to batch."""
 
+    engine: Engine
+    render: Callable[[Item], RenderedPrompt]
+    decode: Callable[[Sequence[int]], str]
+    pool: VerifierPool
+    params: SamplingParams
+    suite: str
+    seed: int
 
-def _record(
-    position: int, item: Item, sample: int, prompt_sha256: str, completion: Completion, text: str, verdict: Verdict
-) -> Record:
-    return Record(
-        item_id=item.id,
-        position=position,
-        sample=sample,
-        prompt_sha256=prompt_sha256,
-        token_ids=tuple(completion.token_ids),
-        text=text,
-        gold=item.gold,
-        extracted=verdict.extracted,
-        verdict=verdict.verdict.value,
-        reason=verdict.reason,
-        finish_reason=completion.finish_reason,
-        n_tokens=len(completion.token_ids),
-        verifier_version=verdict.version,
-        verify_ms=verdict.ms,
-    )
+    def batch(self, work: Sequence[tuple[int, Item, int]]) -> list[Record]:
+        """Sample and grade (position, item, sample) triples, in order."""
+        prompts = {item.id: self.render(item) for _, item, _ in work}
+        requests = [
+            Request(prompts[item.id].token_ids, stream_seed(self.seed, "eval", self.suite, item.id, sample))
+            for _, item, sample in work
+        ]
+        completions = self.engine.generate(requests, self.params)
+        if len(completions) != len(requests):
+            raise RuntimeError(f"the engine gave {len(completions)} completions for {len(requests)} requests")
+        texts = [self.decode(completion.token_ids) for completion in completions]
+        verdicts = self.pool.grade([Job(item, text) for (_, item, _), text in zip(work, texts, strict=True)])
+        return [
+            Record(
+                item_id=item.id,
+                position=position,
+                sample=sample,
+                prompt_sha256=prompts[item.id].sha256,
+                token_ids=tuple(completion.token_ids),
+                text=text,
+                gold=item.gold,
+                extracted=verdict.extracted,
+                verdict=verdict.verdict.value,
+                reason=verdict.reason,
+                finish_reason=completion.finish_reason,
+                n_tokens=len(completion.token_ids),
+                verifier_version=verdict.version,
+                verify_ms=verdict.ms,
+            )
+            for (position, item, sample), completion, text, verdict in zip(
+                work, completions, texts, verdicts, strict=True
+            )
+        ]
 
 
 def summarise(

@@ -77,7 +77,9 @@ class VerifierPool:
     def __enter__(self) -> "VerifierPool":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _grade_one(self, job: Job) -> Verdict:
@@ -88,7 +90,7 @@ class VerifierPool:
             self._slots.put(slot)
 
 
-class _Died(Exception):
+class _DiedError(Exception):
     """The worker ended; ``signal_number`` is what ended it, or 0 when it left by itself."""
 
     def __init__(self, returncode: int) -> None:
@@ -113,7 +115,7 @@ class _Slot:
         while True:
             try:
                 self._ready(verifier)
-            except (OSError, TimeoutError, _Died, _LoadFailed) as problem:
+            except (OSError, TimeoutError, _DiedError, _LoadFailedError) as problem:
                 self.stop()
                 reason = f"the grader could not be started: {problem}"
                 return Verdict(Outcome.INFRA_ERROR, reason, None, verifier, self._versions.get(verifier, ""))
@@ -158,14 +160,14 @@ class _Slot:
             outcome = Outcome(reply["verdict"])
         except TimeoutError:
             return failed(Outcome.TIMEOUT, f"grading took longer than {limit:g} s")
-        except _Died as death:
+        except _DiedError as death:
             return failed(*self._death(death))
         except (OSError, ValueError, KeyError, TypeError) as problem:
             return failed(Outcome.INFRA_ERROR, f"the grading process gave no usable reply: {problem}")
         verdict = Verdict(outcome, reply["reason"], reply["extracted"], verifier, version, reply["ms"])
         return verdict, bool(reply["out_of_memory"])
 
-    def _death(self, death: _Died) -> tuple[Outcome, str]:
+    def _death(self, death: _DiedError) -> tuple[Outcome, str]:
         match death.signal_number:
             case signal.SIGXCPU:
                 return Outcome.TIMEOUT, "grading used more CPU time than allowed"
@@ -185,11 +187,11 @@ class _Slot:
         if verifier not in self._versions:
             reply = self._exchange({"load": verifier}, time.monotonic() + _STARTUP_LIMIT_S)
             if "failed" in reply:
-                raise _LoadFailed(reply["failed"])
+                raise _LoadFailedError(reply["failed"])
             self._versions[verifier] = reply["version"]
 
     def _exchange(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Send one line and read one; raises ``TimeoutError`` at the deadline and :class:`_Died` at end of file."""
+        """Send one line and read one; raises ``TimeoutError`` at the deadline and :class:`_DiedError` at end of file."""
         assert self.process is not None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -200,18 +202,18 @@ class _Slot:
                 _wait(source[1], select.POLLIN, deadline)
                 chunk = os.read(source[1], 1 << 16)
                 if not chunk:
-                    raise _Died(self.process.wait())
+                    raise _DiedError(self.process.wait())
                 self._buffer += chunk
         except BrokenPipeError:
-            raise _Died(self.process.wait()) from None
+            raise _DiedError(self.process.wait()) from None
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply = json.loads(line)
         if not isinstance(reply, dict):
-            raise ValueError("not an object")  # noqa: TRY004
+            raise ValueError("not an object")
         return reply
 
 
-class _LoadFailed(Exception):
+class _LoadFailedError(Exception):
     """The worker runs but its grader cannot be imported."""
 
 
@@ -226,7 +228,7 @@ def _start() -> subprocess.Popen[bytes]:
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }
-    process = subprocess.Popen(  # noqa: S603 - fixed arguments, no shell
+    process = subprocess.Popen(
         [sys.executable, "-P", "-m", "core.tasks.pool_worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from core.recipes.catalogue import DATASETS, SUITES
+from core.recipes.catalogue import DATASETS, SUITES, SuiteFacts
+from core.recipes.gym_tasks import UNSAFE_TASKS
 from core.streams import stream_seed
 from core.tasks.items import Item, ItemError, ItemSet
 from core.tasks.verifiers import VERIFIERS
@@ -22,22 +23,6 @@ _FIELDS = {"id", "prompt", "answer", "tests", "source", "meta"}
 _TEST_VERIFIERS = {
     "humaneval": "code", "assert": "code", "stdio": "code", "ifeval": "instructions", "ifbench": "instructions",
 }  # fmt: skip
-
-UNSAFE_TASKS = frozenset(
-    {
-        "binary_matrix",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "number_sorting",
-        "polynomial_multiplication",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    }
-)
-"""reasoning-gym tasks whose scorer passes the answer to ``eval`` or SymPy's ``parse_expr``: a model could run code."""
 
 
 def load_items(
@@ -70,7 +55,8 @@ def load_items(
         raise ItemError(f"data.dataset {dataset!r} is not known; allowed: reasoning_gym:TASK, file:NAME.jsonl, {known}")
     if split not in facts.splits:
         raise ItemError(f"data.split: {dataset} has no split {split!r}; allowed: {', '.join(facts.splits)}")
-    return _catalogue_items(dataset, facts.splits[split].file, facts.splits[split].items, facts.verifier, split, data_dir)
+    part = facts.splits[split]
+    return _catalogue_items(dataset, SuiteFacts(facts.verifier, part.file, part.items, split), data_dir)
 
 
 def load_suite_items(name: str, data_dir: Path | None) -> ItemSet:
@@ -78,7 +64,7 @@ def load_suite_items(name: str, data_dir: Path | None) -> ItemSet:
     facts = SUITES.get(name)
     if facts is None:
         raise ItemError(f"suite {name!r} is not known; allowed: {', '.join(SUITES)}")
-    return _catalogue_items(name, facts.file, facts.items, facts.verifier, facts.split, data_dir)
+    return _catalogue_items(name, facts, data_dir)
 
 
 def data_file(name: str, data_dir: Path | None) -> Path:
@@ -88,7 +74,9 @@ def data_file(name: str, data_dir: Path | None) -> Path:
     read through it.
     """
     if data_dir is None:
-        raise ItemError(f"{name} is read from the items folder, but none is set; set DRIFTLINE_DATA to the folder that holds it")
+        raise ItemError(
+            f"{name} is in the items folder, but none is set; set DRIFTLINE_DATA to the folder that holds it"
+        )
     if not name or name != Path(name).name or name in {".", ".."} or "\\" in name or "\0" in name:
         raise ItemError(f"file name {name!r} must be a plain name inside the items folder, without folders or '..'")
     if not name.endswith((".jsonl", ".jsonl.gz")):
@@ -97,14 +85,16 @@ def data_file(name: str, data_dir: Path | None) -> Path:
     if path.is_symlink():
         raise ItemError(f"{name} in the items folder is a symbolic link; put the file itself there")
     if not path.is_file():
-        raise ItemError(f"{name} is not in the items folder; put it there or set DRIFTLINE_DATA to the folder that holds it")
+        raise ItemError(
+            f"{name} is not in the items folder; put it there or set DRIFTLINE_DATA to the folder that holds it"
+        )
     return path
 
 
-def read_items(path: Path, *, name: str, split: str = "train", part: str | None = None) -> ItemSet:
+def read_items(path: Path, *, name: str, split: str = "train") -> ItemSet:
     """Read a ``.jsonl`` or ``.jsonl.gz`` file of objects {id, prompt, answer | tests, source, meta}.
 
-    ``part`` keeps only the items whose ``meta.split`` is that. Raises :class:`ItemError` naming file, line and field.
+    All items need one verifier. Raises :class:`ItemError` naming file, line and field.
     """
     items: list[Item] = []
     lines: dict[str, int] = {}
@@ -113,10 +103,9 @@ def read_items(path: Path, *, name: str, split: str = "train", part: str | None 
         if item.id in lines:
             raise ItemError(f"{path.name} line {number}: field 'id' repeats {item.id!r} of line {lines[item.id]}")
         lines[item.id] = number
-        if part is None or item.meta.get("split") == part:
-            items.append(item)
+        items.append(item)
     if not items:
-        raise ItemError(f"{path.name} holds no items" + (f" of split {part!r}" if part else ""))
+        raise ItemError(f"{path.name} holds no items")
     verifiers = sorted({item.verifier for item in items})
     if len(verifiers) > 1:
         raise ItemError(f"{path.name} mixes items for the verifiers {' and '.join(verifiers)}; one file holds one kind")
@@ -148,7 +137,9 @@ def parse_item(text: str, *, where: str) -> Item:
     if answer is not None and (not isinstance(answer, str) or not answer.strip()):
         raise ItemError(f"{where}: field 'answer' must be a non-empty string (numbers too: \"72\")")
     verifier = "math" if tests is None else _tests_verifier(tests, where)
-    return Item(id=raw["id"], prompt=raw["prompt"], answer=answer, verifier=verifier, source=source, tests=tests, meta=meta)
+    return Item(
+        id=raw["id"], prompt=raw["prompt"], answer=answer, verifier=verifier, source=source, tests=tests, meta=meta
+    )
 
 
 def generate_items(task: str, options: dict[str, Any], *, seed: int) -> ItemSet:
@@ -192,16 +183,18 @@ def generate_items(task: str, options: dict[str, Any], *, seed: int) -> ItemSet:
     return ItemSet(items, where, "reasoning_gym", generated=True)
 
 
-def _catalogue_items(
-    name: str, file: str, count: int, verifier: str, split: str, data_dir: Path | None
-) -> ItemSet:
-    if verifier not in VERIFIERS:
-        raise ItemError(f"{name} needs the verifier {verifier!r}, which this release does not have; it has {', '.join(VERIFIERS)}")
-    items = read_items(data_file(file, data_dir), name=name, split=split)
-    if len(items) > count:
-        items = read_items(data_file(file, data_dir), name=name, split=split, part=split)
-    if len(items) != count:
-        raise ItemError(f"{file} holds {len(items)} items of {name}/{split}, but should hold {count}; replace the file")
+def _catalogue_items(name: str, facts: SuiteFacts, data_dir: Path | None) -> ItemSet:
+    if facts.verifier not in VERIFIERS:
+        allowed = ", ".join(VERIFIERS)
+        raise ItemError(
+            f"{name} needs the verifier {facts.verifier!r}, which this release does not have; it has {allowed}"
+        )
+    path = data_file(facts.file, data_dir)
+    items = read_items(path, name=name, split=facts.split)
+    if len(items) != facts.items:
+        raise ItemError(
+            f"{facts.file} holds {len(items)} items, but {name}/{facts.split} has {facts.items}; replace the file"
+        )
     return items
 
 

@@ -15,10 +15,10 @@ _CUP = re.compile(r"\\cup(?![a-zA-Z])")
 _IN = re.compile(r"\\in(?![a-zA-Z])")
 _COMPARISON = re.compile(r"\\le(?![a-zA-Z])|\\ge(?![a-zA-Z])|<|>")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?(?![\d,])")
-_MATRIX = re.compile(
-    r"[(\[]?\s*\\begin\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\s*[)\]]?", re.DOTALL
+_MATRIX = re.compile(r"[(\[]?\s*\\begin\{([pbB]?matrix|array)\}(?:\{[^{}]*\})?(.*)\\end\{\1\}\s*[)\]]?", re.DOTALL)
+_SYMBOL = re.compile(
+    r"(?:\\?[a-zA-Z]+|\\text\s*\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'*(?:\s*\([a-zA-Z](?:,\s*[a-zA-Z])*\))?"
 )
-_SYMBOL = re.compile(r"(?:\\?[a-zA-Z]+|\\text\s*\{[^{}]*\})(?:_(?:\w|\{[^{}]*\}))?'*(?:\s*\([a-zA-Z](?:,\s*[a-zA-Z])*\))?")
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,10 @@ Answer = Leaf | Listing | Bracketed | Union | Matrix
 
 
 def structure(text: str) -> Answer:
-    """Read the outermost structure of a normalised answer."""
+    """Read the outermost structure of a normalised answer; the readers are tried in this order."""
     text = text.strip()
-    if (matrix := _matrix(text)) is not None:
-        return matrix
-    member = split_top(text, _IN)
-    if len(member) == 2 and is_symbol(member[0]):
-        return _about(structure(member[1]), member[0])
-    if (interval := _inequality(text)) is not None:
-        return interval
-    if len(parts := split_top(text, _CUP)) > 1:
-        return Union(tuple(parts))
-    if len(pieces := list_pieces(text)) > 1:
-        return Listing(tuple(pieces))
-    if (signs := _both_signs(text)) is not None:
-        return Listing(signs)
-    return _enclosed(text) or Leaf(text)
+    readers = (_matrix, _membership, _inequality, _union, _list, _both_signs, _enclosed)
+    return next((answer for reader in readers if (answer := reader(text)) is not None), Leaf(text))
 
 
 def list_pieces(text: str) -> list[str]:
@@ -155,15 +143,30 @@ def _interval(low: str, low_closed: bool, high: str, high_closed: bool, variable
     return Bracketed("[" if low_closed else "(", "]" if high_closed else ")", (low, high), variable.strip())
 
 
-def _about(answer: Answer, variable: str) -> Answer:
+def _membership(text: str) -> Answer | None:
+    r"""What x is said to be in: ``x \in [1, 2]``."""
+    sides = split_top(text, _IN)
+    if len(sides) != 2 or not is_symbol(sides[0]):
+        return None
+    answer = structure(sides[1])
     if isinstance(answer, Bracketed):
-        return Bracketed(answer.opening, answer.closing, answer.elements, variable.strip())
+        return Bracketed(answer.opening, answer.closing, answer.elements, sides[0])
     return answer
 
 
-def _both_signs(text: str) -> tuple[str, str] | None:
-    r"""Both readings of a single \pm outside brackets that hide it."""
+def _union(text: str) -> Union | None:
+    parts = split_top(text, _CUP)
+    return Union(tuple(parts)) if len(parts) > 1 else None
+
+
+def _list(text: str) -> Listing | None:
+    pieces = list_pieces(text)
+    return Listing(tuple(pieces)) if len(pieces) > 1 else None
+
+
+def _both_signs(text: str) -> Listing | None:
+    r"""Both readings of a single \pm."""
     pieces = re.split(r"\\(?:pm|mp)(?![a-zA-Z])", text)
     if len(pieces) != 2:
         return None
-    return f"{pieces[0]}+{pieces[1]}".strip().lstrip("+"), f"{pieces[0]}-{pieces[1]}".strip()
+    return Listing((f"{pieces[0]}+{pieces[1]}".strip().lstrip("+"), f"{pieces[0]}-{pieces[1]}".strip()))

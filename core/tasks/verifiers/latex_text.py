@@ -48,7 +48,10 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:mathrm|rm|operatorname|mathit|mathbf|mathsf|boldsymbol|bm)\s*\{\s*([a-zA-Z])\s*\}", r"\1 "),
         (r"\{\\rm\s+([a-zA-Z])\}", r"\1 "),
-        (r"\\(?:textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathsf|mathit|operatorname)\s*\{", r"\\text{"),
+        (
+            r"\\(?:textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathsf|mathit|operatorname)\s*\{",
+            r"\\text{",
+        ),
         (r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le "),
         (r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge "),
         (r"\\(?:neq|not\s*=)(?![a-zA-Z])", r"\\ne "),
@@ -62,7 +65,7 @@ _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\\(?:dots|cdots|dotsc|dotsb)(?![a-zA-Z])|\.\.\.", r"\\ldots "),
         (r"\*\*", "^"),
         (r"\\ast(?![a-zA-Z])|\*", r"\\cdot "),
-        (r"\^\s*\\circ(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\\degree(?:s)?(?![a-zA-Z])", ""),
+        (r"\^\s*\\circ(?![a-zA-Z])|\^\s*\{\s*\\circ\s*\}|\\degrees?(?![a-zA-Z])", r"\\text{ degrees}"),
         (r"\\frac\s*(\d)\s*(\d)", r"\\frac{\1}{\2}"),
         (r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\d)", r"\1{\2}"),
@@ -89,6 +92,7 @@ def normalise(text: str) -> str:
 def squashed(text: str) -> str:
     """The text without white space, braces around single characters and unwrapped \\text: for literal comparison."""
     text = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"(?<=\d)\s+(?=\d)", "\0", text.strip())  # "2 3" is not 23
     text = re.sub(r"\s+", "", text)
     return re.sub(r"(?<=[_^])\{(\w)\}", r"\1", text)
 

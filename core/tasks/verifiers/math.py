@@ -14,7 +14,7 @@ import re
 from fractions import Fraction
 from importlib.metadata import version
 
-from core.tasks.items import Item, ItemError, ItemSet
+from core.tasks.items import Item
 from core.tasks.verifiers import symbolic
 from core.tasks.verifiers.answers import (
     Answer,
@@ -85,16 +85,6 @@ def extract(text: str, *, boxed_only: bool = False) -> str | None:
     return (max(found)[1].strip() or None) if found else None
 
 
-def check_gold(items: ItemSet) -> None:
-    """Raise :class:`ItemError` naming the first item whose reference does not verify against itself in a box.
-
-    May run long on hostile references, so registration calls it through the pool.
-    """
-    for item in items:
-        if grade(item, f"\\boxed{{{item.gold}}}").verdict is not Outcome.CORRECT:
-            raise ItemError(f"{items.name}: item {item.id!r}: field 'answer' ({item.gold[:80]!r}) does not verify against itself")
-
-
 def equal(gold: str, answer: str) -> bool:
     """Whether the answer means the same as the reference; both are LaTeX or plain text without a box."""
     left, right = normalise(gold), normalise(answer)
@@ -152,17 +142,20 @@ def _equal_structures(gold: Answer, answer: Answer, depth: int) -> bool:
         case (Listing(left), Listing(right)) | (Union(left), Union(right)):
             return _equal_in_any_order(left, right, depth)
         case Bracketed(), Bracketed():
-            if gold.variable and answer.variable and squashed(gold.variable) != squashed(answer.variable):
-                return False
-            if (gold.opening, gold.closing) != (answer.opening, answer.closing):
-                return False
-            return _equal_in_order(gold.elements, answer.elements, depth)
+            return _same_brackets(gold, answer) and _equal_in_order(gold.elements, answer.elements, depth)
         case Matrix(left), Matrix(right):
             return len(left) == len(right) and all(
                 _equal_in_order(gold_row, answer_row, depth) for gold_row, answer_row in zip(left, right, strict=True)
             )
         case _:
             return False
+
+
+def _same_brackets(gold: Bracketed, answer: Bracketed) -> bool:
+    """Same kind of bracket at both ends; where both name the variable of an inequality, the same one."""
+    if gold.variable and answer.variable and squashed(gold.variable) != squashed(answer.variable):
+        return False
+    return (gold.opening, gold.closing) == (answer.opening, answer.closing)
 
 
 def _equal_in_order(gold: tuple[str, ...], answer: tuple[str, ...], depth: int) -> bool:
@@ -185,22 +178,17 @@ def _equal_in_any_order(gold: tuple[str, ...], answer: tuple[str, ...], depth: i
 
 
 def _equal_leaves(gold: str, answer: str) -> bool:
-    gold_value, gold_unit = _split_unit(gold)
-    value, unit = _split_unit(answer)
+    (gold, gold_unit), (answer, unit) = _split_unit(gold), _split_unit(answer)
     if gold_unit and unit and gold_unit != unit:
         return False
-    if (gold_base := _BASE.fullmatch(squashed(gold_value))) is not None:
-        return _equal_in_base(gold_base, squashed(value))
-    if _BASE.fullmatch(squashed(value)):
-        return False
-    if _CLOCK.fullmatch(gold_value) or _CLOCK.fullmatch(value):
-        return squashed(gold_value) == squashed(value)
-    gold_plain, plain_value = plain(gold_value), plain(value)
-    if squashed(gold_plain).casefold() == squashed(plain_value).casefold() and _is_words(gold_plain):
-        return True
-    if _is_words(gold_plain) or _is_words(plain_value):
-        return False
-    return _equal_quantities(gold_plain, plain_value)
+    if _BASE.fullmatch(squashed(gold)) or _BASE.fullmatch(squashed(answer)):
+        return _equal_in_base(squashed(gold), squashed(answer))
+    if _CLOCK.fullmatch(gold) or _CLOCK.fullmatch(answer):
+        return squashed(gold) == squashed(answer)
+    gold, answer = plain(gold), plain(answer)
+    if _is_words(gold) or _is_words(answer):
+        return squashed(gold).casefold() == squashed(answer).casefold()
+    return _equal_quantities(gold, answer)
 
 
 def _equal_quantities(gold: str, answer: str) -> bool:
@@ -232,25 +220,37 @@ def _split_unit(text: str) -> tuple[str, str]:
     if match is None or not text[: match.start()].strip() or match.start() == 0:
         return text, ""
     words = (match.group(1) or match.group(2) or "").strip()
-    if _NOT_UNITS.search(words) or exact(without_thousands(text[: match.start()].strip())) is None:
+    value = text[: match.start()].strip()
+    if _NOT_UNITS.search(words) or not _can_carry_unit(value, marked=match.group(1) is not None):
         return text, ""
     if words.casefold() == "percent":
-        return text[: match.start()].strip() + "\\%", ""
+        return value + "\\%", ""
     names = [word.casefold().rstrip(".").removesuffix("s") or "s" for word in words.split()]
     unit = " ".join(_SAME_UNIT.get(name, name) for name in names)
-    return text[: match.start()].strip(), unit + (match.group(3) or "")
+    return value, unit + (match.group(3) or "")
 
 
-def _equal_in_base(gold: re.Match[str], answer: str) -> bool:
-    """Digits and base; an answer may leave the base away, since the question names it."""
-    digits, base = gold.group(1).casefold(), gold.group(2) or gold.group(3)
-    match = _BASE.fullmatch(answer)
-    if match is None:
+def _can_carry_unit(value: str, *, marked: bool) -> bool:
+    """A plain number can; an expression only when the unit is marked as text."""
+    if exact(without_thousands(value)) is not None:
+        return True
+    return marked and re.search(r"\d|\\pi", value) is not None and not _is_words(plain(value))
+
+
+def _equal_in_base(gold: str, answer: str) -> bool:
+    """Digits and base; an answer may leave the base away, since the question names it, but not add one."""
+    left, right = _BASE.fullmatch(gold), _BASE.fullmatch(answer)
+    if left is None:
+        return False
+    digits, base = left.group(1).casefold(), left.group(2) or left.group(3)
+    if right is None:
         return answer.casefold() == digits
-    return match.group(1).casefold() == digits and (match.group(2) or match.group(3)) == base
+    return right.group(1).casefold() == digits and (right.group(2) or right.group(3)) == base
 
 
 def _is_words(text: str) -> bool:
     """Whether the text is words rather than mathematics: a run of three letters that is no LaTeX command or function."""
-    bare = re.sub(r"\\[a-zA-Z]+|\\?(?:sin|cos|tan|log|exp|max|min|gcd|lcm|arcsin|arccos|arctan|sec|csc|cot|mod)\b", " ", text)
+    bare = re.sub(
+        r"\\[a-zA-Z]+|\\?(?:sin|cos|tan|log|exp|max|min|gcd|lcm|arcsin|arccos|arctan|sec|csc|cot|mod)\b", " ", text
+    )
     return _WORD.search(bare) is not None

@@ -27,7 +27,7 @@ class Exact:
     places: int | None = None
 
 
-class _NotArithmetic(Exception):
+class _BeyondError(Exception):
     """The text is not plain arithmetic, or too large for this parser."""
 
 
@@ -37,10 +37,10 @@ def exact(text: str) -> Exact | None:
     if not stripped or len(stripped) > _MAX_LENGTH:
         return None
     try:
-        parser = _Parser(_tokens(stripped))
+        parser = _Parser(_pieces(stripped))
         value = parser.sum()
         parser.end()
-    except (_NotArithmetic, ZeroDivisionError, RecursionError):
+    except (_BeyondError, ZeroDivisionError, RecursionError):
         return None
     decimal = re.fullmatch(r"[+-]?\s*\d*\.(\d+)", stripped)
     return Exact(value, len(decimal.group(1)) if decimal else None)
@@ -62,54 +62,54 @@ def same_value(left: Exact, right: Exact, tolerance: Fraction = Fraction(1, 10**
     return difference <= tolerance * larger and difference < Fraction(1, 10 ** min(places))
 
 
-def _tokens(text: str) -> list[str]:
-    tokens: list[str] = []
+def _pieces(text: str) -> list[str]:
+    pieces: list[str] = []
     position = 0
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
             if text[position:].isspace():
                 break
-            raise _NotArithmetic
-        tokens.append(match.group("number") or match.group("op"))
+            raise _BeyondError
+        pieces.append(match.group("number") or match.group("op"))
         position = match.end()
-    return tokens
+    return pieces
 
 
 class _Parser:
     """sum := product (+|- product)*; product := signed (*|/ signed | bracket)*; power := atom! (^ signed)?"""
 
-    def __init__(self, tokens: list[str]) -> None:
-        self._tokens = tokens
+    def __init__(self, pieces: list[str]) -> None:
+        self._pieces = pieces
         self._position = 0
         self._depth = 0
 
     def end(self) -> None:
-        if self._position != len(self._tokens):
-            raise _NotArithmetic
+        if self._position != len(self._pieces):
+            raise _BeyondError
 
     def sum(self) -> Fraction:
         self._depth += 1
         if self._depth > _MAX_DEPTH:
-            raise _NotArithmetic
+            raise _BeyondError
         value = self._product()
-        while (token := self._peek()) in {"+", "-"}:
+        while (piece := self._peek()) in {"+", "-"}:
             self._position += 1
             term = self._product()
-            value = _bounded(value + term if token == "+" else value - term)
+            value = _bounded(value + term if piece == "+" else value - term)
         self._depth -= 1
         return value
 
     def _product(self) -> Fraction:
         value = self._signed()
-        while (token := self._peek()) is not None:
-            if token in {"*", "\\cdot", "\\times"}:
+        while (piece := self._peek()) is not None:
+            if piece in {"*", "\\cdot", "\\times"}:
                 self._position += 1
                 value *= self._signed()
-            elif token in {"/", "\\div"}:
+            elif piece in {"/", "\\div"}:
                 self._position += 1
                 value /= self._signed()
-            elif token == "(":
+            elif piece == "(":
                 value *= self._power()
             else:
                 break
@@ -118,9 +118,9 @@ class _Parser:
 
     def _signed(self) -> Fraction:
         sign = 1
-        while (token := self._peek()) in {"+", "-"}:
+        while (piece := self._peek()) in {"+", "-"}:
             self._position += 1
-            sign = -sign if token == "-" else sign
+            sign = -sign if piece == "-" else sign
         return sign * self._power()
 
     def _power(self) -> Fraction:
@@ -128,7 +128,7 @@ class _Parser:
         while self._peek() == "!":
             self._position += 1
             if base.denominator != 1 or not 0 <= base <= _MAX_FACTORIAL:
-                raise _NotArithmetic
+                raise _BeyondError
             base = Fraction(math.factorial(int(base)))
         if self._peek() in {"^", "**"}:
             self._position += 1
@@ -136,65 +136,65 @@ class _Parser:
         return base
 
     def _atom(self) -> Fraction:
-        token = self._next()
-        if token == "\\frac":
+        piece = self._next()
+        if piece == "\\frac":
             top = self._group("{", "}")
             return _bounded(top / self._group("{", "}"))
-        if token in {"(", "{"}:
+        if piece in {"(", "{"}:
             self._position -= 1
-            return self._group(token, ")" if token == "(" else "}")
-        if token.isdigit():
-            return _bounded(Fraction(token) + self._mixed_part())
-        if _is_number(token):
-            return _bounded(Fraction(token))
-        raise _NotArithmetic
+            return self._group(piece, ")" if piece == "(" else "}")
+        if piece.isdigit():
+            return _bounded(Fraction(piece) + self._mixed_part())
+        if _is_number(piece):
+            return _bounded(Fraction(piece))
+        raise _BeyondError
 
     def _mixed_part(self) -> Fraction:
         """The proper fraction right behind a whole number ("1 1/2", "1\\frac{1}{2}"), which adds; 0 where there is none."""
         part = Fraction(0)
-        match self._tokens[self._position : self._position + 3]:
+        match self._pieces[self._position : self._position + 3]:
             case ["\\frac", *_]:
                 part = self._atom()
             case [top, "/", bottom] if top.isdigit() and bottom.isdigit():
                 self._position += 3
                 part = Fraction(int(top), int(bottom))
         if not 0 <= part < 1:
-            raise _NotArithmetic
+            raise _BeyondError
         return part
 
     def _group(self, opening: str, closing: str) -> Fraction:
         if self._next() != opening:
-            raise _NotArithmetic
+            raise _BeyondError
         value = self.sum()
         if self._next() != closing:
-            raise _NotArithmetic
+            raise _BeyondError
         return value
 
     def _peek(self) -> str | None:
-        return self._tokens[self._position] if self._position < len(self._tokens) else None
+        return self._pieces[self._position] if self._position < len(self._pieces) else None
 
     def _next(self) -> str:
-        token = self._peek()
-        if token is None:
-            raise _NotArithmetic
+        piece = self._peek()
+        if piece is None:
+            raise _BeyondError
         self._position += 1
-        return token
+        return piece
 
 
-def _is_number(token: str) -> bool:
-    return token[0].isdigit() or token[0] == "."
+def _is_number(piece: str) -> bool:
+    return piece[0].isdigit() or piece[0] == "."
 
 
 def _raised(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
-        raise _NotArithmetic
+        raise _BeyondError
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(exponent) * bits > _MAX_BITS:
-        raise _NotArithmetic
+        raise _BeyondError
     return base ** int(exponent)
 
 
 def _bounded(value: Fraction) -> Fraction:
     if value.numerator.bit_length() > _MAX_BITS or value.denominator.bit_length() > _MAX_BITS:
-        raise _NotArithmetic
+        raise _BeyondError
     return value

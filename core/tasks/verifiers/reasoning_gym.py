@@ -41,11 +41,14 @@ def warm_up() -> None:
 
 def grade(item: Item, text: str) -> Judgement:
     """Judge a completion; ``item.meta`` holds the task's name, options, seed, size and index."""
-    dataset = _dataset(item.meta["task"], json.dumps(item.meta["options"], sort_keys=True), item.meta["seed"],
-                       item.meta["size"])
+    dataset = _dataset(
+        item.meta["task"], json.dumps(item.meta["options"], sort_keys=True), item.meta["seed"], item.meta["size"]
+    )
     entry = dataset[item.meta["index"]]
     if entry["answer"] != item.answer or entry["question"] != item.prompt:
-        return Judgement(Outcome.INFRA_ERROR, "the installed reasoning-gym generates another item for this seed and index")
+        return Judgement(
+            Outcome.INFRA_ERROR, "the installed reasoning-gym generates another item for this seed and index"
+        )
     answer, problem = extract(text, item.gold)
     if answer is None:
         return Judgement(Outcome.NO_ANSWER, problem)
@@ -98,7 +101,7 @@ def _clean(match: re.Match[str], text: str) -> str:
         spaced = match.group()[1].isspace()
         operand = bool(before) and (before[-1].isalnum() or before[-1] in ")]}")
         glued = match.start() > 0 and not text[match.start() - 1].isspace()
-        if (operand and (spaced or glued)):
+        if operand and (spaced or glued):
             return token[1:]
     return token
 

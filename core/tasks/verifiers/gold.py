@@ -1,0 +1,33 @@
+"""Registration check: every reference answer must verify against itself, or the data set is refused.
+
+A reference that its own grader cannot confirm would make each right answer wrong. Graded in the pool, since references
+come from files and can be hostile too.
+"""
+
+from collections.abc import Iterable
+
+from core.tasks.items import Item, ItemError
+from core.tasks.pool import Job, VerifierPool
+from core.tasks.verifiers.verdict import Outcome
+
+
+def check_golds(items: Iterable[Item], pool: VerifierPool) -> None:
+    """Raise :class:`ItemError` naming the items whose reference answer is not graded correct as an answer."""
+    jobs = [Job(item, _stated(item)) for item in items]
+    failed = [
+        (job.item, verdict.reason)
+        for job, verdict in zip(jobs, pool.grade(jobs), strict=True)
+        if verdict.verdict is not Outcome.CORRECT
+    ]
+    if failed:
+        shown = "; ".join(f"{item.id} ({item.gold[:60]!r}: {reason})" for item, reason in failed[:3])
+        source = failed[0][0].source or "the data"
+        raise ItemError(
+            f"{source}: field 'answer' of {len(failed)} of {len(jobs)} items does not verify against itself: {shown}; "
+            "correct or remove these items"
+        )
+
+
+def _stated(item: Item) -> str:
+    """The reference as a completion would state it."""
+    return f"\\boxed{{{item.gold}}}" if item.verifier == "math" else f"<answer>{item.gold}</answer>"

@@ -22,36 +22,46 @@ _TYPES = {".json": "application/json", ".png": "image/png", ".svg": "image/svg+x
 
 
 @router.get(
-    "/runs/{id}/analyses", operation_id="list_analyses", response_model=Listing[AnalysisSummary], responses=documented(404)
+    "/runs/{id}/analyses",
+    operation_id="list_analyses",
+    response_model=Listing[AnalysisSummary],
+    responses=documented(404),
 )
-def list_analyses(_caller: Reader, parts: Parts, id: RunId, after: After = None, limit: Limit = 200) -> dict[str, Any]:
+def list_analyses(
+    *, _caller: Reader, parts: Parts, run_id: RunId, after: After = None, limit: Limit = 200
+) -> dict[str, Any]:
     """The analyses of a run: those made about it, and those made by it."""
     with parts.db.read() as session:
-        rows = analyses.list_for_run(session, runs.get(session, id).id)
+        rows = analyses.list_for_run(session, runs.get(session, run_id).id)
         return sliced([service.summary(row) for row in rows], after, limit)
 
 
 @router.get("/analyses/{id}", operation_id="get_analysis", response_model=Analysis, responses=documented(404))
-def get_analysis(_caller: Reader, parts: Parts, id: FullId) -> dict[str, Any]:
+def get_analysis(*, _caller: Reader, parts: Parts, analysis_id: FullId) -> dict[str, Any]:
     """One analysis with its result."""
     with parts.db.read() as session:
-        return service.document(analyses.get(session, id))
+        return service.document(analyses.get(session, analysis_id))
 
 
 @router.get(
     "/analyses/{id}/figures/{name}",
     operation_id="get_figure",
     response_class=Response,
-    responses={200: {"description": "Plotly JSON, PNG or SVG", "content": {kind: {} for kind in _TYPES.values()}}}
-    | documented(404, 410),
+    responses=documented(
+        404,
+        410,
+        answers={200: {"description": "Plotly JSON, PNG or SVG", "content": {kind: {} for kind in _TYPES.values()}}},
+    ),
 )
-def get_figure(_caller: Reader, parts: Parts, id: FullId, name: FileName) -> Response:
+def get_figure(*, _caller: Reader, parts: Parts, analysis_id: FullId, name: FileName) -> Response:
     """One figure, by a name from the analysis' list."""
     with parts.db.read() as session:
-        row = analyses.get(session, id)
+        row = analyses.get(session, analysis_id)
     kind = _TYPES.get(PurePosixPath(name).suffix)
     if name not in row.figures or kind is None:
-        raise NotFound("this analysis has no such figure", param="name", hint=f"GET /analyses/{row.id} lists its figures")
+        raise NotFound(
+            "this analysis has no such figure", param="name", hint=f"GET /analyses/{row.id} lists its figures"
+        )
     with open_below(parts.settings.home, f"analyses/{row.id}/{name}") as file:
         content = file.read()
     # An SVG can hold scripts; shown as a page of its own it must be able to run none.

@@ -15,7 +15,20 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 from starlette.concurrency import run_in_threadpool
 
-from api import analyses, checkpoints, curves, damage, errors, evaluations, events, logs, prespecs, rollouts, runs, system
+from api import (
+    analyses,
+    checkpoints,
+    curves,
+    damage,
+    errors,
+    evaluations,
+    events,
+    logs,
+    prespecs,
+    rollouts,
+    runs,
+    system,
+)
 from api.deps import Service
 from api.limits import BodyLimit
 from api.origin import SameOriginOnly

@@ -70,7 +70,9 @@ def require(scope: str) -> Callable[[Caller], Caller]:
     def check(caller: Annotated[Caller, Depends(caller_of)]) -> Caller:
         if SCOPES.index(caller.scope) < SCOPES.index(scope):
             hint = f"use a token with the scope {scope}"
-            raise Forbidden(f"the token's scope is {caller.scope}; this needs {scope}", param="Authorization", hint=hint)
+            raise Forbidden(
+                f"the token's scope is {caller.scope}; this needs {scope}", param="Authorization", hint=hint
+            )
         return caller
 
     return check

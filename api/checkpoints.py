@@ -22,22 +22,27 @@ _BINARY: dict[str, Any] = {"content": {"application/octet-stream": {"schema": {"
 
 
 @router.get(
-    "/runs/{id}/checkpoints", operation_id="list_checkpoints", response_model=Listing[Checkpoint], responses=documented(404)
+    "/runs/{id}/checkpoints",
+    operation_id="list_checkpoints",
+    response_model=Listing[Checkpoint],
+    responses=documented(404),
 )
 def list_checkpoints(
-    _caller: Reader, parts: Parts, id: RunId, after: After = None, limit: Limit = 200
+    *, _caller: Reader, parts: Parts, run_id: RunId, after: After = None, limit: Limit = 200
 ) -> dict[str, Any]:
     """A run's complete checkpoints by step."""
     with parts.db.read() as session:
-        rows = checkpoints.list_(session, runs.get(session, id).id)
+        rows = checkpoints.list_(session, runs.get(session, run_id).id)
         return sliced([service.document(row, checkpoints.files(session, row.id)) for row in rows], after, limit)
 
 
-@router.get("/checkpoints/{id}", operation_id="get_checkpoint", response_model=Checkpoint, responses=documented(404, 410))
-def get_checkpoint(_caller: Reader, parts: Parts, id: FullId) -> dict[str, Any]:
+@router.get(
+    "/checkpoints/{id}", operation_id="get_checkpoint", response_model=Checkpoint, responses=documented(404, 410)
+)
+def get_checkpoint(*, _caller: Reader, parts: Parts, checkpoint_id: FullId) -> dict[str, Any]:
     """One checkpoint and its files."""
     with parts.db.read() as session:
-        row = service.present(session, id)
+        row = service.present(session, checkpoint_id)
         return service.document(row, checkpoints.files(session, row.id))
 
 
@@ -45,25 +50,30 @@ def get_checkpoint(_caller: Reader, parts: Parts, id: FullId) -> dict[str, Any]:
     "/checkpoints/{id}/files/{name}",
     operation_id="download_checkpoint_file",
     response_class=Response,
-    responses={
-        200: _BINARY | {"description": "the file"},
-        206: _BINARY | {"description": "the bytes of the Range header"},
-        304: {"description": "the file is the one in If-None-Match"},
-    }
-    | documented(404, 410, 416),
+    responses=documented(
+        404,
+        410,
+        416,
+        answers={
+            200: _BINARY | {"description": "the file"},
+            206: _BINARY | {"description": "the bytes of the Range header"},
+            304: {"description": "the file is the one in If-None-Match"},
+        },
+    ),
 )
 def download_checkpoint_file(
+    *,
     _caller: Reader,
     parts: Parts,
-    id: FullId,
+    checkpoint_id: FullId,
     name: FileName,
-    range: Annotated[str | None, Header()] = None,
+    wanted: Annotated[str | None, Header(alias="Range")] = None,
     if_range: Annotated[str | None, Header()] = None,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
     """Stream one file; ``ETag`` is its SHA-256, and one byte range may be asked for."""
     with parts.db.read() as session:
-        row, file = service.file_of(session, id, name)
+        row, file = service.file_of(session, checkpoint_id, name)
     etag = f'"{file.sha256}"'
     headers = {
         "ETag": etag,
@@ -74,7 +84,7 @@ def download_checkpoint_file(
     }
     if if_none_match and etag in (tag.strip() for tag in if_none_match.split(",")):
         return Response(status_code=304, headers=headers)
-    span = span_of(range if if_range in {None, etag} else None, file.bytes)
+    span = span_of(wanted if if_range in {None, etag} else None, file.bytes)
     opened = open_below(parts.settings.home, f"{row.path}/{file.name}")
     if opened.seek(0, 2) != file.bytes:
         opened.close()
@@ -88,12 +98,15 @@ def download_checkpoint_file(
 
 
 @router.delete(
-    "/checkpoints/{id}", operation_id="delete_checkpoint", status_code=204, responses=documented(404, 409, 410, 413, 415)
+    "/checkpoints/{id}",
+    operation_id="delete_checkpoint",
+    status_code=204,
+    responses=documented(404, 409, 410, 413, 415),
 )
-def delete_checkpoint(_caller: Admin, parts: Parts, id: FullId) -> None:
+def delete_checkpoint(*, _caller: Admin, parts: Parts, checkpoint_id: FullId) -> None:
     """Delete a checkpoint that no run needs to continue."""
     with parts.db.write() as session:
-        row = service.delete(session, id)
+        row = service.delete(session, checkpoint_id)
     remove_below(parts.settings.home, row.path)
 
 

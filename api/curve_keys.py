@@ -48,7 +48,10 @@ _KEYS: dict[str, CurveInfo] = {
 _FAMILIES: tuple[tuple[str, CurveInfo], ...] = (
     ("reward/", CurveInfo("score", "Mean of one reward term, before its weight.")),
     ("rewards/", CurveInfo("score", "Mean of one reward term, before its weight.")),
-    ("linearity/", CurveInfo("R2", "How linear the trajectory is so far: coefficient of determination against the step.")),
+    (
+        "linearity/",
+        CurveInfo("R2", "How linear the trajectory is so far: coefficient of determination against the step."),
+    ),
     ("early/", CurveInfo("", "An early warning with a prespecified threshold; it never stops a run by itself.")),
     ("time/", CurveInfo("s", "Wall time of one part of the step.")),
     ("sampling/", CurveInfo("", "A comparison of the sampler with the trainer on the same tokens.")),

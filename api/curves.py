@@ -24,18 +24,23 @@ MAX_POINTS = 100_000
     "/runs/{id}/curves",
     operation_id="get_curves",
     response_model=Curves,
-    responses={200: {"description": "JSON, or CSV with the columns key, step, value, time", "content": {"text/csv": {}}}}
-    | documented(404),
+    responses=documented(
+        404,
+        answers={
+            200: {"description": "JSON, or CSV with the columns key, step, value, time", "content": {"text/csv": {}}}
+        },
+    ),
 )
 def get_curves(
+    *,
     _caller: Reader,
     parts: Parts,
-    id: RunId,
+    run_id: RunId,
     keys: Annotated[str | None, Query(max_length=8000, description="names joined by commas; all by default")] = None,
     from_step: Step = None,
     to_step: Step = None,
     max_points: Annotated[int, Query(ge=1, le=MAX_POINTS, description="per key")] = 500,
-    format: Literal["json", "csv"] = "json",
+    output: Annotated[Literal["json", "csv"], Query(alias="format")] = "json",
     attempt: Annotated[
         str, Query(pattern="^(current|[1-9][0-9]{0,8})$", description="`current`, or the number of one attempt")
     ] = "current",
@@ -43,7 +48,7 @@ def get_curves(
     """Curves, thinned so that points do not move while the run grows."""
     chosen = int(attempt) if attempt != "current" else metrics.CURRENT
     with parts.db.read() as session:
-        run = runs.get(session, id)
+        run = runs.get(session, run_id)
         found = metrics.curves(
             session,
             run.id,
@@ -53,7 +58,7 @@ def get_curves(
             max_points=max_points,
             attempt=chosen,
         )
-        if format == "json":
+        if output == "json":
             return JSONResponse(service.document(session, run.id, found, chosen))
     table = io.StringIO()
     writer = csv.writer(table)
@@ -67,5 +72,7 @@ def _names(keys: str | None) -> list[str] | None:
         return None
     names = [name.strip() for name in keys.split(",") if name.strip()]
     if not names or len(names) > MAX_KEYS:
-        raise InvalidRequest(f"keys names {len(names)} curves", param="keys", hint=f"give 1 to {MAX_KEYS} names joined by commas")
+        raise InvalidRequest(
+            f"keys names {len(names)} curves", param="keys", hint=f"give 1 to {MAX_KEYS} names joined by commas"
+        )
     return names

@@ -23,18 +23,22 @@ router = APIRouter(tags=["damage"], dependencies=[Depends(known_query_only)])
     "/runs/{id}/damage-stop",
     operation_id="get_damage_stop",
     response_model=DamageStop,
-    responses={
-        200: {"headers": {"ETag": {"description": "changes with a look only", "schema": {"type": "string"}}}},
-        304: {"description": "Nothing happened since the ETag in If-None-Match"},
-    }
-    | documented(404),
+    responses=documented(
+        404,
+        answers={
+            200: {"headers": {"ETag": {"description": "changes with a look only", "schema": {"type": "string"}}}},
+            304: {"description": "Nothing happened since the ETag in If-None-Match"},
+        },
+    ),
 )
 def get_damage_stop(
-    _caller: Reader, parts: Parts, id: RunId, if_none_match: Annotated[str | None, Header()] = None
+    *, _caller: Reader, parts: Parts, run_id: RunId, if_none_match: Annotated[str | None, Header()] = None
 ) -> Response:
     """What the frozen rule says of this run, in one sentence and in numbers."""
     with parts.db.read() as session:
-        body = json.dumps(damage.status(session, runs.get(session, id)), allow_nan=False, separators=(",", ":")).encode()
+        body = json.dumps(
+            damage.status(session, runs.get(session, run_id)), allow_nan=False, separators=(",", ":")
+        ).encode()
     etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
     headers = {"ETag": etag, "Cache-Control": "no-cache"}
     if if_none_match and etag in (tag.strip().removeprefix("W/") for tag in if_none_match.split(",")):
@@ -43,8 +47,10 @@ def get_damage_stop(
 
 
 @router.get("/runs/{id}/looks", operation_id="list_looks", response_model=Listing[Look], responses=documented(404))
-def list_looks(_caller: Reader, parts: Parts, id: RunId, after: After = None, limit: Limit = 200) -> dict[str, Any]:
+def list_looks(
+    *, _caller: Reader, parts: Parts, run_id: RunId, after: After = None, limit: Limit = 200
+) -> dict[str, Any]:
     """The run's looks by step; those that a resume went back behind are left out."""
     with parts.db.read() as session:
-        rows = looks.list_(session, runs.get(session, id).id)
+        rows = looks.list_(session, runs.get(session, run_id).id)
         return sliced([damage.look(row) for row in rows], after, limit)

@@ -40,9 +40,15 @@ def service_of(request: Request) -> Service:
 Parts = Annotated[Service, Depends(service_of)]
 
 RunId = Annotated[
-    str, Path(pattern="^[0-9a-f]{1,12}$", description="id of a run, or the beginning of it if no other run begins so")
+    str,
+    Path(
+        alias="id",
+        pattern="^[0-9a-f]{1,12}$",
+        description="id of a run, or an unambiguous beginning of it",
+    ),
 ]
-FullId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="id, 12 hexadecimal characters")]
+HexId = Annotated[str, Path(pattern="^[0-9a-f]{12}$", description="id, 12 hexadecimal characters")]
+FullId = Annotated[str, Path(alias="id", pattern="^[0-9a-f]{12}$", description="id, 12 hexadecimal characters")]
 FileName = Annotated[str, Path(min_length=1, max_length=255, description="name as the listing gives it; never a path")]
 After = Annotated[str | None, Query(max_length=200, description="the `next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="rows on a page")]
@@ -66,7 +72,9 @@ async def known_query_only(request: Request) -> None:
     for name, value in request.query_params.multi_items():
         if name not in allowed:
             hint = f"allowed: {', '.join(sorted(allowed))}" if allowed else "this endpoint takes none"
-            raise InvalidRequest(f"unknown query parameter {name[:80]!r}", param=name[:80], hint=hint, code="unknown_parameter")
+            raise InvalidRequest(
+                f"unknown query parameter {name[:80]!r}", param=name[:80], hint=hint, code="unknown_parameter"
+            )
         if name in seen:
             raise InvalidRequest(f"the query parameter {name} is given twice", param=name, hint="give it once")
         if "\x00" in value:
@@ -75,9 +83,8 @@ async def known_query_only(request: Request) -> None:
 
 
 def _declared(route: APIRoute) -> frozenset[str]:
-    names = frozenset(
+    return frozenset(
         field.alias
         for field in get_flat_params(route.dependant)
         if getattr(field.field_info, "in_", None) == ParamTypes.query
     )
-    return names

@@ -4,6 +4,8 @@ The classes carry their status and appear in the OpenAPI document through :func:
 error is due; endpoints, services and middleware raise or send them.
 """
 
+# ruff: noqa: N818 - the names say what happened; "Error" would add nothing
+
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -136,12 +138,13 @@ _BY_STATUS = {kind.status: kind for kind in _KINDS}
 _EVERYWHERE = (401, 403, 422, 503)
 
 
-def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The ``responses=`` of an endpoint: what any endpoint can answer, and ``statuses`` besides."""
-    return {
+def documented(*statuses: int, answers: Mapping[int, dict[str, Any]] | None = None) -> dict[int | str, dict[str, Any]]:
+    """The ``responses=`` of an endpoint: its own ``answers``, the errors any endpoint can give, and ``statuses`` besides."""
+    refusals: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorBody, "description": (_BY_STATUS[status].__doc__ or "").strip()}
         for status in sorted({*_EVERYWHERE, *statuses})
     }
+    return refusals | dict(answers or {})
 
 
 def error_body(code: str, message: str, param: str | None = None, hint: str | None = None) -> dict[str, Any]:
@@ -193,7 +196,9 @@ async def _store_error(_request: Request, exc: Exception) -> JSONResponse:
 
 async def _database_error(_request: Request, exc: Exception) -> JSONResponse:
     log.error("the database refused: %s", exc)
-    error = Unavailable("the database cannot answer now", code="database_unavailable", hint="try again in a few seconds")
+    error = Unavailable(
+        "the database cannot answer now", code="database_unavailable", hint="try again in a few seconds"
+    )
     return JSONResponse(error.body(), error.status, {"Retry-After": "5"})
 
 

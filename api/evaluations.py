@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query
 
 from api.auth import Reader
-from api.deps import After, FullId, Limit, Parts, RunId, known_query_only
+from api.deps import After, FullId, HexId, Limit, Parts, RunId, known_query_only
 from api.errors import documented
 from api.pages import listing, sliced
 from api.schemas.common import Listing
@@ -16,11 +16,14 @@ from core.store import evaluations, runs
 router = APIRouter(tags=["evaluations"], dependencies=[Depends(known_query_only)])
 
 
-@router.get("/runs/{id}/evals", operation_id="list_evaluations", response_model=Listing[Evaluation], responses=documented(404))
+@router.get(
+    "/runs/{id}/evals", operation_id="list_evaluations", response_model=Listing[Evaluation], responses=documented(404)
+)
 def list_evaluations(
+    *,
     _caller: Reader,
     parts: Parts,
-    id: RunId,
+    run_id: RunId,
     after: After = None,
     limit: Limit = 200,
     suite: Annotated[str | None, Query(max_length=255)] = None,
@@ -30,23 +33,24 @@ def list_evaluations(
     """A run's evaluations in the order they were started."""
     with parts.db.read() as session:
         rows = evaluations.list_for_run(
-            session, runs.get(session, id).id, suite=suite, purpose=purpose, superseded=superseded
+            session, runs.get(session, run_id).id, suite=suite, purpose=purpose, superseded=superseded
         )
         return sliced([service.document(row) for row in rows], after, limit)
 
 
 @router.get("/evals/{id}", operation_id="get_evaluation", response_model=Evaluation, responses=documented(404))
-def get_evaluation(_caller: Reader, parts: Parts, id: FullId) -> dict[str, Any]:
+def get_evaluation(*, _caller: Reader, parts: Parts, evaluation_id: FullId) -> dict[str, Any]:
     """One evaluation."""
     with parts.db.read() as session:
-        return service.document(evaluations.get(session, id))
+        return service.document(evaluations.get(session, evaluation_id))
 
 
 @router.get("/evals/{id}/items", operation_id="list_items", response_model=Listing[Item], responses=documented(404))
 def list_items(
+    *,
     _caller: Reader,
     parts: Parts,
-    id: FullId,
+    evaluation_id: FullId,
     after: After = None,
     limit: Limit = 50,
     verdict: Annotated[str | None, Query(max_length=16)] = None,
@@ -58,7 +62,7 @@ def list_items(
 ) -> dict[str, Any]:
     """The records of an evaluation in the suite's order, each compared with base."""
     with parts.db.read() as session:
-        row = evaluations.get(session, id)
+        row = evaluations.get(session, evaluation_id)
         if against is not None:
             evaluations.get(session, against)
         page = evaluations.items_page(
@@ -74,7 +78,7 @@ def list_items(
 
 
 @router.get("/evals/{a}/diff/{b}", operation_id="diff_evaluations", response_model=Diff, responses=documented(404))
-def diff_evaluations(_caller: Reader, parts: Parts, a: FullId, b: FullId) -> dict[str, Any]:
+def diff_evaluations(*, _caller: Reader, parts: Parts, a: HexId, b: HexId) -> dict[str, Any]:
     """What ``b`` lost and gained against ``a``, item by item, with an exact test."""
     with parts.db.read() as session:
         return service.diff(session, evaluations.get(session, a), evaluations.get(session, b))

@@ -21,13 +21,16 @@ _NAME = re.compile(r"attempt-(\d{1,9})\.log")
 
 @router.get("/runs/{id}/logs", operation_id="get_logs", response_model=Listing[LogEntry], responses=documented(404))
 def get_logs(
+    *,
     _caller: Reader,
     parts: Parts,
-    id: RunId,
+    run_id: RunId,
     after: Annotated[
         str | None, Query(max_length=40, description="the `next` of an earlier answer: what was written since")
     ] = None,
-    tail: Annotated[int, Query(ge=1, le=5000, description="lines: the last so many, or at most so many after a cursor")] = 200,
+    tail: Annotated[
+        int, Query(ge=1, le=5000, description="lines: the last so many, or at most so many after a cursor")
+    ] = 200,
     level: Annotated[
         Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] | None, Query(description="this level and above")
     ] = None,
@@ -36,7 +39,7 @@ def get_logs(
 ) -> dict[str, Any]:
     """The last lines of the runners' logs, or what followed a cursor. ``next`` is never null: poll with it."""
     with parts.db.read() as session:
-        run = runs.get(session, id)
+        run = runs.get(session, run_id)
     files = _files(parts.settings.run_dir(run.id) / "logs", attempt)
     wanted = service.Wanted(level=level, search=search)
     page = service.follow(files, wanted, tail, after) if after is not None else service.tail(files, wanted, tail)

@@ -22,7 +22,7 @@ router = APIRouter(tags=["prespecifications"], dependencies=[Depends(known_query
     response_model=Listing[Prespecification],
     responses=documented(),
 )
-def list_prespecifications(_caller: Reader, parts: Parts, after: After = None, limit: Limit = 50) -> dict[str, Any]:
+def list_prespecifications(*, _caller: Reader, parts: Parts, after: After = None, limit: Limit = 50) -> dict[str, Any]:
     """Prespecifications, oldest first."""
     with parts.db.read() as session:
         return listing(prespecs.page(session, after=after, limit=limit), document)
@@ -34,7 +34,7 @@ def list_prespecifications(_caller: Reader, parts: Parts, after: After = None, l
     response_model=Prespecification,
     responses=documented(404),
 )
-def get_prespecification(_caller: Reader, parts: Parts, id: FullId) -> dict[str, Any]:
+def get_prespecification(*, _caller: Reader, parts: Parts, prespecification_id: FullId) -> dict[str, Any]:
     """One prespecification with its amendments."""
     with parts.db.read() as session:
-        return document(prespecs.get(session, id))
+        return document(prespecs.get(session, prespecification_id))

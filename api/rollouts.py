@@ -25,18 +25,21 @@ Reward = Annotated[float | None, Query(allow_inf_nan=False, ge=-1e300, le=1e300)
     "/runs/{id}/rollouts",
     operation_id="list_rollouts",
     response_model=Listing[Rollout],
-    responses={
-        200: {
-            "description": "JSON, or the page as a Parquet file with its cursor in the header Driftline-Next",
-            "content": {service.PARQUET: {"schema": {"type": "string", "format": "binary"}}},
-        }
-    }
-    | documented(404),
+    responses=documented(
+        404,
+        answers={
+            200: {
+                "description": "JSON, or the page as a Parquet file with its cursor in the header Driftline-Next",
+                "content": {service.PARQUET: {"schema": {"type": "string", "format": "binary"}}},
+            }
+        },
+    ),
 )
 def list_rollouts(
+    *,
     _caller: Reader,
     parts: Parts,
-    id: RunId,
+    run_id: RunId,
     after: After = None,
     limit: Limit = 50,
     step: Step = None,
@@ -48,13 +51,13 @@ def list_rollouts(
     zero_variance: Annotated[bool | None, Query(description="samples of groups that gave no gradient")] = None,
     text: Annotated[str | None, Query(max_length=500, description="found anywhere, letter case ignored")] = None,
     superseded: Annotated[bool, Query(description="also samples that a resume went back behind")] = False,
-    format: Literal["json", "parquet"] = "json",
+    output: Annotated[Literal["json", "parquet"], Query(alias="format")] = "json",
 ) -> Any:
     """Training samples by step, with reward terms, advantages and log-probabilities."""
     with parts.db.read() as session:
         page = rollouts.page(
             session,
-            runs.get(session, id).id,
+            runs.get(session, run_id).id,
             after=after,
             limit=limit,
             step=step,
@@ -68,7 +71,7 @@ def list_rollouts(
             superseded=superseded,
         )
         found = listing(page, service.document)
-    if format == "json":
+    if output == "json":
         return found
     file = io.BytesIO()
     service.write_parquet(found["data"], file)

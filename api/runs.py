@@ -26,7 +26,7 @@ router = APIRouter(tags=["runs"], dependencies=[Depends(known_query_only)])
 IdempotencyKey = Annotated[
     str | None, Header(alias="Idempotency-Key", description="repeats within 24 h get the first answer")
 ]
-_CREATED: dict[int | str, dict[str, Any]] = {
+_CREATED: dict[int, dict[str, Any]] = {
     201: {
         "model": Run,
         "description": "The run was accepted",
@@ -55,12 +55,16 @@ _FORK_BODY = {
     operation_id="create_run",
     status_code=201,
     response_model=Run,
-    responses=_CREATED
-    | {200: {"model": DryRun, "description": "`dry_run`: what would happen; nothing was stored"}}
-    | documented(409, 413, 415),
+    responses=documented(
+        409,
+        413,
+        415,
+        answers=_CREATED | {200: {"model": DryRun, "description": "`dry_run`: what would happen; nothing was stored"}},
+    ),
     openapi_extra=_RECIPE_BODY,
 )
 def create_run(
+    *,
     caller: Submitter,
     raw: RawBody,
     parts: Parts,
@@ -81,8 +85,8 @@ def create_run(
         wanted = submission.read(session, raw, parts.settings)
         if dry_run:
             return JSONResponse(plans.dry_run(session, wanted, parts.settings))
-    submission.refuse_missing(wanted)
-    plans.refuse_unfit(wanted, parts.settings)
+        submission.refuse_missing(wanted)
+        plans.refuse_unfit(session, wanted, parts.settings)
 
     def create(session: Session) -> tuple[int, dict[str, Any]]:
         run = submission.store(session, wanted)
@@ -92,10 +96,9 @@ def create_run(
     return _created(answer, tasks, parts.ring)
 
 
-@router.get(
-    "/runs", operation_id="list_runs", response_model=Listing[RunSummary], responses=documented()
-)
+@router.get("/runs", operation_id="list_runs", response_model=Listing[RunSummary], responses=documented())
 def list_runs(
+    *,
     _caller: Reader,
     parts: Parts,
     after: After = None,
@@ -125,28 +128,32 @@ def list_runs(
 
 
 @router.get("/runs/{id}", operation_id="get_run", response_model=Run, responses=documented(404))
-def get_run(_caller: Reader, parts: Parts, id: RunId) -> dict[str, Any]:
+def get_run(*, _caller: Reader, parts: Parts, run_id: RunId) -> dict[str, Any]:
     """One run: state, liveness with its reason, progress, queue, ETA, attempts, recipe."""
     with parts.db.read() as session:
-        return document(session, runs.get(session, id), parts.settings)
+        return document(session, runs.get(session, run_id), parts.settings)
 
 
-@router.post("/runs/{id}/cancel", operation_id="cancel_run", response_model=Run, responses=documented(404, 409, 413, 415))
-def cancel_run(_caller: Submitter, parts: Parts, id: RunId) -> dict[str, Any]:
+@router.post(
+    "/runs/{id}/cancel", operation_id="cancel_run", response_model=Run, responses=documented(404, 409, 413, 415)
+)
+def cancel_run(*, _caller: Submitter, parts: Parts, run_id: RunId) -> dict[str, Any]:
     """Cancel at once what waits; ask what runs to write a checkpoint and end."""
-    return _change(parts, id, runs.request_cancel)
+    return _change(parts, run_id, runs.request_cancel)
 
 
 @router.post("/runs/{id}/pause", operation_id="pause_run", response_model=Run, responses=documented(404, 409, 413, 415))
-def pause_run(_caller: Submitter, parts: Parts, id: RunId) -> dict[str, Any]:
+def pause_run(*, _caller: Submitter, parts: Parts, run_id: RunId) -> dict[str, Any]:
     """Ask a running run to write a checkpoint and let go of its worker."""
-    return _change(parts, id, runs.request_pause)
+    return _change(parts, run_id, runs.request_pause)
 
 
-@router.post("/runs/{id}/resume", operation_id="resume_run", response_model=Run, responses=documented(404, 409, 413, 415))
-def resume_run(_caller: Submitter, parts: Parts, tasks: BackgroundTasks, id: RunId) -> dict[str, Any]:
+@router.post(
+    "/runs/{id}/resume", operation_id="resume_run", response_model=Run, responses=documented(404, 409, 413, 415)
+)
+def resume_run(*, _caller: Submitter, parts: Parts, tasks: BackgroundTasks, run_id: RunId) -> dict[str, Any]:
     """Put a paused run back into the queue; it continues from its last checkpoint as a new attempt."""
-    body = _change(parts, id, runs.resume)
+    body = _change(parts, run_id, runs.resume)
     tasks.add_task(parts.ring)
     return body
 
@@ -156,18 +163,19 @@ def resume_run(_caller: Submitter, parts: Parts, tasks: BackgroundTasks, id: Run
     operation_id="fork_run",
     status_code=201,
     response_model=Run,
-    responses=_CREATED | documented(404, 409, 413, 415),
+    responses=documented(404, 409, 413, 415, answers=_CREATED),
     openapi_extra=_FORK_BODY,
 )
 def fork_run(
-    caller: Submitter, raw: RawBody, parts: Parts, tasks: BackgroundTasks, id: RunId, key: IdempotencyKey = None
+    *, caller: Submitter, raw: RawBody, parts: Parts, tasks: BackgroundTasks, run_id: RunId, key: IdempotencyKey = None
 ) -> Response:
     """A child run that begins from a checkpoint with its optimizer state, or from scratch, with overrides."""
     wish = _fork_body(raw)
     with parts.db.read() as session:
-        parent = runs.get(session, id)
+        parent = runs.get(session, run_id)
         fork = forks.prepare(session, parent, wish, parts.settings)
-    submission.refuse_missing(fork.submission)
+        submission.refuse_missing(fork.submission)
+        plans.refuse_unfit(session, fork.submission, parts.settings)
 
     def create(session: Session) -> tuple[int, dict[str, Any]]:
         run = submission.store(session, fork.submission, fork.lineage)
@@ -179,10 +187,10 @@ def fork_run(
 
 
 @router.delete("/runs/{id}", operation_id="delete_run", status_code=204, responses=documented(404, 409, 413, 415))
-def delete_run(_caller: Admin, parts: Parts, id: RunId) -> None:
+def delete_run(*, _caller: Admin, parts: Parts, run_id: RunId) -> None:
     """Delete a final run's curves, records and files; its row, events and prespecification stay as a tombstone."""
     with parts.db.write() as session:
-        run = runs.get(session, id)
+        run = runs.get(session, run_id)
         forks.refuse_while_needed(session, run)
         runs.delete(session, run.id)
     shutil.rmtree(parts.settings.run_dir(run.id), ignore_errors=True)

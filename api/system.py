@@ -34,7 +34,9 @@ def get_health() -> dict[str, str]:
     "/readyz",
     operation_id="get_readiness",
     response_model=Readiness,
-    responses=documented() | {503: {"model": Readiness, "description": "Some part is not ready; the body says which"}},
+    responses=documented(
+        answers={503: {"model": Readiness, "description": "Some part is not ready; the body says which"}}
+    ),
 )
 def get_readiness(parts: Parts) -> Response:
     """The database is at this code's schema, the broker answers, and a worker was heard lately."""
@@ -59,8 +61,11 @@ def get_capabilities(_caller: Reader, parts: Parts) -> dict[str, Any]:
     "/metrics",
     operation_id="get_metrics",
     response_class=Response,
-    responses={200: {"description": "Prometheus text format", "content": {"text/plain": {"schema": {"type": "string"}}}}}
-    | documented(),
+    responses=documented(
+        answers={
+            200: {"description": "Prometheus text format", "content": {"text/plain": {"schema": {"type": "string"}}}}
+        }
+    ),
 )
 def get_metrics(_caller: Reader, parts: Parts) -> Response:
     """Runs by state, queue depth, unsent doorbells and the age of workers' heartbeats."""

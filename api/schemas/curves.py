@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from api.schemas.common import Body
 
@@ -22,7 +22,7 @@ class Curve(Body):
 class Mark(Body):
     """Something that happened at a step."""
 
-    model_config = {"extra": "allow"}
+    model_config = ConfigDict(extra="allow")
 
     kind: Literal["look", "checkpoint", "jump", "attempt", "skip"]
     step: int

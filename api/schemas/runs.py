@@ -142,19 +142,22 @@ class DryRun(Body):
     recipe_hash: str
     family_hash: str
     features_missing: list[RecipeProblem]
-    fits: bool | None = Field(description="on at least one of the cards below; null where memory cannot be planned")
+    fits: bool = Field(description="on at least one of the cards below")
     cards: list[CardPlan]
     cost: Document
     prespecification: Document | None
-    queue: Queue | None
 
 
 class ForkFrom(Body):
     """Body of a fork. Overrides are merged into the parent's recipe (RFC 7396: null removes a field)."""
 
-    from_step: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] | Literal["last", "best", "scratch"] | None = Field(
-        default=None,
-        description="a step with a checkpoint, the last or best one, or from scratch; the default is the last checkpoint of a"
-        " train run, and scratch for other kinds",
+    from_step: Annotated[int, Field(strict=True, ge=0, le=2**53 - 1)] | Literal["last", "best", "scratch"] | None = (
+        Field(
+            default=None,
+            description=(
+                "a step with a checkpoint, the last or best one, or from scratch; by default the last checkpoint of a train "
+                "run, and scratch for other kinds"
+            ),
+        )
     )
     overrides: Document = Field(default_factory=dict)

@@ -49,7 +49,9 @@ def file_of(session: Session, checkpoint_id: str, name: str) -> tuple[Checkpoint
     row = present(session, checkpoint_id)
     found = next((file for file in checkpoints.files(session, row.id) if file.name == name), None)
     if found is None:
-        raise NotFound("this checkpoint has no such file", param="name", hint=f"GET /checkpoints/{row.id} lists its files")
+        raise NotFound(
+            "this checkpoint has no such file", param="name", hint=f"GET /checkpoints/{row.id} lists its files"
+        )
     return row, found
 
 
@@ -66,7 +68,9 @@ def delete(session: Session, checkpoint_id: str) -> Checkpoint:
         )
     waiting = [child.id for child in runs.children(session, run.id) if _needs(child.state, child.parent_step, row.step)]
     if waiting:
-        raise Conflict(f"run {waiting[0]} begins from this checkpoint", code="checkpoint_in_use", hint="cancel that run first")
+        raise Conflict(
+            f"run {waiting[0]} begins from this checkpoint", code="checkpoint_in_use", hint="cancel that run first"
+        )
     return checkpoints.mark_deleted(session, row.id)
 
 

@@ -23,7 +23,9 @@ def document(session: Session, run_id: str, curves: dict[str, Curve], attempt: i
 def csv_rows(curves: dict[str, Curve]) -> list[tuple[str, int, float | str | None, str]]:
     """One row per point: key, step, value (or nan, inf, -inf) and time."""
     return [
-        (key, point.step, point.nonfinite or point.value, iso(point.at)) for key, curve in curves.items() for point in curve.points
+        (key, point.step, point.nonfinite or point.value, iso(point.at))
+        for key, curve in curves.items()
+        for point in curve.points
     ]
 
 

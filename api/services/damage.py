@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from api.services.prespecs import frozen_rule, planned_looks
+from api.services.prespecs import frozen_rule
 from api.times import iso
 from core.damage.status import BaseFacts, PrespecFacts, RunFacts, build_status
 from core.recipes import TrainRecipe, load_recipe
@@ -76,11 +76,9 @@ def _rule(run: Run, prespec: Prespecification | None) -> dict[str, Any] | None:
     return frozen_rule(recipe) if isinstance(recipe, TrainRecipe) else None
 
 
-def _look_steps(recipe: dict[str, Any], plan: dict[str, Any]) -> list[int]:
-    every, last = plan.get("every"), recipe["max_steps"]
-    if not every:
-        return []
-    return [min(last, every * number) for number in range(1, planned_looks(last, every) + 1)]
+def _look_steps(recipe: dict[str, Any], plan: dict[str, Any]) -> range:
+    every = plan.get("every") or recipe["max_steps"] + 1
+    return range(every, recipe["max_steps"] + 1, every)
 
 
 def _base(session: Session, run: Run, suite: str, rule: dict[str, Any] | None) -> BaseFacts | None:

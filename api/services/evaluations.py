@@ -6,6 +6,7 @@ from sqlalchemy.orm import Session
 
 from api.errors import InvalidRequest
 from api.times import iso
+from core.evals.comparison import paired
 from core.store import evaluations
 from core.store.evaluations import CORRECT, NO_CLAIM, Item
 from core.store.models import Evaluation
@@ -79,18 +80,16 @@ def item(entry: Item, row: Evaluation) -> dict[str, Any]:
 def diff(session: Session, a: Evaluation, b: Evaluation) -> dict[str, Any]:
     """What evaluation ``b`` lost and gained against ``a`` on their common items, with an exact test.
 
-    Raises :class:`InvalidRequest` for different suites or verifiers, whose items or verdicts do not mean the same.
+    An item's score is the share of its samples that were right. Raises :class:`InvalidRequest` for evaluations whose items
+    or verdicts do not mean the same.
     """
-    from core.evals.comparison import paired
-
     for name in ("suite", "verifier", "verifier_version"):
         if getattr(a, name) != getattr(b, name):
-            message = f"the evaluations differ in {name}: {getattr(a, name)} and {getattr(b, name)}"
-            raise InvalidRequest(message, param="b", code="not_comparable", hint="compare evaluations of one suite and verifier")
+            raise _not_comparable(f"the evaluations differ in {name}: {getattr(a, name)} and {getattr(b, name)}")
     before, after = _scores(session, a.id), _scores(session, b.id)
     shared = [item_id for item_id in before if item_id in after]
     if not shared:
-        raise InvalidRequest("the evaluations have no judged item in common", param="b", code="not_comparable")
+        raise _not_comparable("the evaluations have no judged item in common")
     result = paired([before[name] for name in shared], [after[name] for name in shared])
     return {
         "a": a.id,
@@ -104,14 +103,19 @@ def diff(session: Session, a: Evaluation, b: Evaluation) -> dict[str, Any]:
         "delta": result.delta,
         "ci": list(result.ci),
         "p_value": result.p_value,
-        "test": "exact McNemar, two-sided",
+        "test": "exact McNemar, two-sided" if a.samples == b.samples == 1 else "exact sign test on items, two-sided",
         "lost_items": [name for name in shared if after[name] < before[name]][:LISTED_ITEMS],
         "gained_items": [name for name in shared if after[name] > before[name]][:LISTED_ITEMS],
     }
 
 
+def _not_comparable(message: str) -> InvalidRequest:
+    hint = "compare two evaluations of one suite by one verifier"
+    return InvalidRequest(message, param="b", code="not_comparable", hint=hint)
+
+
 def _scores(session: Session, evaluation_id: str) -> dict[str, float]:
-    """Share of right samples by item; items that the machinery failed to judge are left out."""
+    """Share of right samples by item; samples that the machinery failed to judge are left out."""
     found: dict[str, float] = {}
     for name, verdicts in evaluations.verdicts(session, evaluation_id).items():
         judged = [verdict for verdict in verdicts if verdict != NO_CLAIM]

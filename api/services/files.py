@@ -79,7 +79,13 @@ def span_of(header: str | None, size: int) -> Span:
     whole = Span(0, size, size, partial=False)
     unit, _, wanted = (header or "").partition("=")
     first, dash, last = wanted.strip().partition("-")
-    if unit.strip().lower() != "bytes" or not dash or not _is_number(first) or not _is_number(last) or not (first or last):
+    if (
+        unit.strip().lower() != "bytes"
+        or not dash
+        or not _is_number(first)
+        or not _is_number(last)
+        or not (first or last)
+    ):
         return whole
     if first == "":
         start, end = max(0, size - int(last)), size

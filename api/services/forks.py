@@ -32,7 +32,9 @@ def prepare(session: Session, parent: Run, wish: ForkFrom, settings: Settings) -
     step = _step(session, parent, wish)
     if step is not None and "model" in wish.overrides:
         hint = 'leave model out, or fork with "from_step": "scratch"'
-        raise InvalidRequest("a fork from a checkpoint has that checkpoint as its model", param="overrides.model", hint=hint)
+        raise InvalidRequest(
+            "a fork from a checkpoint has that checkpoint as its model", param="overrides.model", hint=hint
+        )
     if "kind" in wish.overrides:
         raise InvalidRequest("a fork has its parent's kind", param="overrides.kind", hint="leave kind out")
     inherited = {name: value for name, value in parent.submitted.items() if name != "after"}
@@ -68,7 +70,9 @@ def _step(session: Session, parent: Run, wish: ForkFrom) -> int | None:
     if found is None:
         which = "that step" if isinstance(wish.from_step, int) else f"its {wish.from_step or 'last'} step"
         hint = f'GET /runs/{parent.id}/checkpoints lists those there are; "scratch" needs none'
-        raise Conflict(f"run {parent.id} has no checkpoint of {which}", param="from_step", code="no_checkpoint", hint=hint)
+        raise Conflict(
+            f"run {parent.id} has no checkpoint of {which}", param="from_step", code="no_checkpoint", hint=hint
+        )
     return found.step
 
 
@@ -76,4 +80,6 @@ def refuse_while_needed(session: Session, run: Run) -> None:
     """Refuse to delete a run while a child that is not final begins from one of its checkpoints. Raises :class:`Conflict`."""
     for child in runs.children(session, run.id):
         if child.parent_step is not None and RunState(child.state) not in FINAL:
-            raise Conflict(f"run {child.id} begins from a checkpoint of this run", code="run_in_use", hint="cancel that run first")
+            raise Conflict(
+                f"run {child.id} begins from a checkpoint of this run", code="run_in_use", hint="cancel that run first"
+            )

@@ -4,7 +4,6 @@ The document's content is ``core.prespec``'s; here the recipe's rule is built fr
 Environment hashes are appended later by the runner, as amendments.
 """
 
-import math
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -12,6 +11,7 @@ from sqlalchemy.orm import Session
 from api.times import iso
 from core.damage.observations import RuleError
 from core.damage.rules import frozen, make_rule
+from core.planning.cost import look_count
 from core.prespec.canonical import canonical_bytes
 from core.prespec.document import automatic_document, freeze_hash
 from core.recipes import RecipeError, TrainRecipe, family_hash, recipe_hash, resolved
@@ -62,14 +62,9 @@ def frozen_rule(recipe: TrainRecipe) -> dict[str, Any] | None:
     if stop.rule != "threshold":
         spec = {name: value for name, value in spec.items() if name not in {"points", "consecutive"}}
     try:
-        return frozen(make_rule(spec, pool, planned_looks(recipe.max_steps, looks.every)))
+        return frozen(make_rule(spec, pool, look_count(recipe)))
     except RuleError as exc:
         raise RecipeError(exc.param, exc.message, exc.hint or "see damage_stop in the recipe's documentation") from None
-
-
-def planned_looks(max_steps: int, every: int) -> int:
-    """T: a look every so many steps and one at the end."""
-    return math.ceil(max_steps / every)
 
 
 def document(row: Prespecification) -> dict[str, Any]:

@@ -47,12 +47,29 @@ def write_parquet(rows: list[dict[str, Any]], file: BinaryIO) -> None:
     text, integer, real, flag = pa.string(), pa.int64(), pa.float64(), pa.bool_()
     schema = pa.schema(
         {
-            "id": text, "run_id": text, "attempt": integer, "step": integer, "group_index": integer, "item_id": text,
-            "sample": integer, "prompt_sha256": text, "token_ids": pa.list_(pa.int32()), "text": text, "reward": real,
-            "reward_terms": text, "verdict": text, "reason": text, "extracted": text, "advantage": real, "logp_mean": real,
-            "n_tokens": integer, "finish_reason": text, "zero_variance": flag, "weights_version": integer,
+            "id": text,
+            "run_id": text,
+            "attempt": integer,
+            "step": integer,
+            "group_index": integer,
+            "item_id": text,
+            "sample": integer,
+            "prompt_sha256": text,
+            "token_ids": pa.list_(pa.int32()),
+            "text": text,
+            "reward": real,
+            "reward_terms": text,
+            "verdict": text,
+            "reason": text,
+            "extracted": text,
+            "advantage": real,
+            "logp_mean": real,
+            "n_tokens": integer,
+            "finish_reason": text,
+            "zero_variance": flag,
+            "weights_version": integer,
             "superseded": flag,
-        }  # fmt: skip
+        }
     )
     plain = [row | {"reward_terms": json.dumps(row["reward_terms"], sort_keys=True)} for row in rows]
     parquet.write_table(pa.Table.from_pylist(plain, schema=schema), file, compression="zstd")

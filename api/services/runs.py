@@ -3,6 +3,7 @@
 Reads only. Facts come from the store; the judgement (alive, silent, lost) and the wording are made here.
 """
 
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -135,16 +136,21 @@ def _eta(session: Session, run: Run, at: float) -> dict[str, Any] | None:
     if run.state != RunState.RUNNING or run.kind != "train" or not run.step or not total or run.step >= total:
         return None
     first = max(1, run.step - _ETA_STEPS)
-    curve = metrics.curves(
-        session, run.id, keys=["step_time"], from_step=first, to_step=run.step, max_points=_ETA_STEPS + 1, attempt=None
-    ).get("step_time")
+    recent = metrics.curves(
+        session, run.id, keys=["step_time"], from_step=first, to_step=run.step, max_points=_ETA_STEPS + 1
+    )
+    curve = recent.get("step_time")
     points = curve.points if curve else []
     times = [(point[0], point[2]) for point in points]
-    rates = [(late[1] - early[1]) / (late[0] - early[0]) for early, late in zip(times, times[1:], strict=False)]
+    rates = [(late[1] - early[1]) / (late[0] - early[0]) for early, late in pairwise(times)]
     if not rates:
         return None
     seconds = max(0.0, median(rates) * (total - run.step))
-    return {"seconds": seconds, "at": iso(at + seconds), "basis": f"median of the last {len(rates)} steps; looks not counted"}
+    return {
+        "seconds": seconds,
+        "at": iso(at + seconds),
+        "basis": f"median of the last {len(rates)} steps; looks not counted",
+    }
 
 
 def _error(error: dict[str, Any] | None) -> dict[str, Any] | None:

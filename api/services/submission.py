@@ -151,7 +151,9 @@ def _check_step(session: Session, run_id: str, which: str, param: str, problems:
     step = int(which.removeprefix("step-"))
     if checkpoints.at_step(session, run_id, step) is None and not _may_reach(runs.get(session, run_id), step):
         problems.append(
-            Problem(param, f"run {run_id} has no checkpoint at step {step}", f"GET /runs/{run_id}/checkpoints lists them")
+            Problem(
+                param, f"run {run_id} has no checkpoint at step {step}", f"GET /runs/{run_id}/checkpoints lists them"
+            )
         )
 
 

@@ -84,7 +84,8 @@ def capabilities(session: Session, settings: Settings) -> dict[str, Any]:
             for name, facts in DATASETS.items()
         },
         "suites": {
-            name: {"verifier": facts.verifier, "items": facts.items, "split": facts.split} for name, facts in SUITES.items()
+            name: {"verifier": facts.verifier, "items": facts.items, "split": facts.split}
+            for name, facts in SUITES.items()
         },
         "verifiers": VERIFIERS,
         "reward_terms": list(REWARD_TERMS),
@@ -163,7 +164,10 @@ def _broker(settings: Settings) -> dict[str, Any]:
         with client:
             client.ping()
     except (redis.RedisError, ValueError, OSError) as exc:
-        return {"ok": False, "detail": f"the broker does not answer ({type(exc).__name__}); accepted runs wait meanwhile"}
+        return {
+            "ok": False,
+            "detail": f"the broker does not answer ({type(exc).__name__}); accepted runs wait meanwhile",
+        }
     return {"ok": True, "detail": "answers"}
 
 

@@ -143,8 +143,8 @@ def curves(
     """Return the named curves (all when ``keys`` is None), each thinned to ``max_points`` by itself.
 
     ``from_step`` and ``to_step`` are inclusive. The first and last point of the range and the points at looks are
-    always kept, beyond ``max_points`` if need be. ``attempt`` is "current" (what holds after all resumes) or the number of one attempt.
-    Keys without a point give an empty curve.
+    always kept, beyond ``max_points`` if need be. ``attempt`` is "current" (what holds after all resumes) or the number of
+    one attempt. Keys without a point give an empty curve.
     """
     if max_points < 1:
         raise BadFilter(f"max_points is {max_points}; it must be at least 1")

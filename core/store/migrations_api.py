@@ -4,6 +4,7 @@
 start on another schema.
 """
 
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -16,6 +17,8 @@ import migrations
 from core.store.database import make_engine
 from core.store.errors import SchemaMismatch
 
+_one_thread = threading.Lock()  # Alembic keeps its context in module globals; between processes the database's lock decides
+
 
 def migrate(url: str) -> str:
     """Upgrade the database to the head revision and return it; any number of processes may do so at once.
@@ -24,7 +27,8 @@ def migrate(url: str) -> str:
     """
     if current_revision(url) != head_revision():
         _refuse_ahead(current_revision(url))
-        command.upgrade(_config(url), "head")
+        with _one_thread:
+            command.upgrade(_config(url), "head")
     return head_revision()
 
 

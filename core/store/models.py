@@ -6,7 +6,7 @@ id. Rows of an attempt that a resume went back behind are marked `superseded` an
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, MetaData, SmallInteger, String, Text, UniqueConstraint, false, true
+from sqlalchemy import ForeignKey, Index, MetaData, SmallInteger, String, Text, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from core.store.states import AttemptState, RunState
@@ -38,7 +38,7 @@ def _run() -> Mapped[str]:
 
 
 def _superseded() -> Mapped[bool]:
-    return mapped_column(default=False, server_default=false())
+    return mapped_column(default=False)
 
 
 class Run(Base):
@@ -134,7 +134,7 @@ class Attempt(Base):
     ended_at: Mapped[float | None]
     end_reason: Mapped[str | None] = mapped_column(Text)
     resumed_from_step: Mapped[int | None]
-    counted: Mapped[bool] = mapped_column(default=True, server_default=true())
+    counted: Mapped[bool] = mapped_column(default=True)
     """Whether an interruption counts towards `max_attempts`; a drain asked for by the operator does not."""
 
 

@@ -15,8 +15,9 @@ not depend on how often a run was resumed.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,16 +56,14 @@ def log_e_values(histogram: Histogram, margin: float) -> NDArray[np.float64]:
     return log_e_L
 
 
-def log_process(histograms: Sequence[Histogram], planned_looks: int, margin: float) -> list[float]:
-    """Return log M_1, ..., log M_t for the looks' histograms."""
+def log_process(histograms: Iterable[Histogram], planned_looks: int, margin: float) -> Iterator[float]:
+    """Yield log M_1, log M_2, ... for the looks' histograms."""
     log_q_L = np.full(len(BETS), -np.inf)
     log_weight = -math.log(planned_looks)
-    path = []
     for t, histogram in enumerate(histograms, start=1):
         started_L = np.logaddexp(log_q_L, log_weight) if t <= planned_looks else log_q_L
         log_q_L = started_L + log_e_values(histogram, margin)
-        path.append(log_martingale(log_q_L, t, planned_looks))
-    return path
+        yield log_martingale(log_q_L, t, planned_looks)
 
 
 def log_martingale(log_q_L: NDArray[np.float64], t: int, planned_looks: int) -> float:
@@ -138,7 +137,7 @@ class EProcess:
         """Return the first look that could decide if every item the base answered were lost; None if none of T could."""
         losable = self.m if base_correct is None else min(self.m, math.ceil(base_correct))
         worst: Histogram = [(0.0, self.m - losable), (1.0, losable)]
-        path = log_process([worst] * self.looks, self.looks, self.margin)
+        path = log_process(repeat(worst, self.looks), self.looks, self.margin)
         return next((t for t, log_m in enumerate(path, start=1) if log_m >= -math.log(self.alpha)), None)
 
     def look(self, state: Mapping[str, Any], observations: Sequence[Observation]) -> LookDecision:
@@ -148,7 +147,7 @@ class EProcess:
         check_observations(observations, m=self.m, infra_failures=self.infra_failures)
         counted = tally(observations)
         histograms = [*state.get("histograms", []), [[d, count] for d, count in counted.histogram]]
-        path = log_process(histograms, self.looks, self.margin)
+        path = list(log_process(histograms, self.looks, self.margin))
         number, log_m = len(path), path[-1]
         crossed = log_m >= -math.log(self.alpha)
         decided_at = state.get("decided_at") or (number if crossed else None)

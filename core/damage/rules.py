@@ -10,11 +10,13 @@ from dataclasses import fields
 from typing import Any, cast
 
 from core.damage.eprocess import EProcess
+from core.damage.kinds import Rule
 from core.damage.mcnemar import McNemarSpending
 from core.damage.observations import InfraPolicy, JsonDict, RuleError
+from core.damage.simulate import detects
 from core.damage.threshold import Threshold
 
-Rule = EProcess | McNemarSpending | Threshold
+__all__ = ["ACTIONS", "INFRA_POLICIES", "RULES", "Rule", "frozen", "make_rule", "rule_from_frozen"]
 
 RULES = (EProcess.name, McNemarSpending.name, Threshold.name)
 ACTIONS = ("stop", "warn")
@@ -53,8 +55,12 @@ def make_rule(spec: Mapping[str, Any], n_pool: int, planned_looks: int) -> Rule:
 
 
 def frozen(rule: Rule) -> JsonDict:
-    """Return the rule's parameters as plain JSON, for the prespecification."""
-    return rule.frozen()
+    """Return the rule as plain JSON for the prespecification: its parameters, and what it ``detects`` by simulation.
+
+    The simulation assumes a base accuracy of 60 % and a gained share of 5 %, and says so beside its figures. It takes a
+    few tenths of a second for one rule and is remembered.
+    """
+    return {**rule.frozen(), "detects": detects(rule)}
 
 
 def rule_from_frozen(document: Mapping[str, Any]) -> Rule:

@@ -9,14 +9,15 @@ item keeps its luck with probability ``persistence`` and otherwise draws it anew
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.damage.eprocess import BETS, EProcess, bet_grid
+from core.damage.kinds import Rule
 from core.damage.mcnemar import McNemarSpending
 from core.damage.observations import JsonDict, RuleError
-from core.damage.rules import Rule
 from core.damage.threshold import Threshold
 
 TARGET_POWER = 0.8
@@ -86,6 +87,17 @@ def detects(rule: Rule, *, base_accuracy: float = 0.6, gained: float = 0.05, see
     panel every look shares the same luck (persistence 1), the least favourable case. ``gained`` is cut to what the base
     leaves to gain and to lose. ``threshold`` also carries ``false_stop_rate``, the largest over several persistences.
     """
+    return dict(_detects(rule, base_accuracy, gained, seed))
+
+
+def false_stop_rate(rule: Rule, *, base_accuracy: float, gained: float, runs: int = 1000, seed: int = 0) -> float:
+    """Return the share of undamaged runs that stop: the largest over ``PERSISTENCES``."""
+    scenarios = (Scenario(base_accuracy, gained, gained, persistence=kept) for kept in PERSISTENCES)
+    return max(simulate(rule, scenario, runs=runs, seed=seed).stopped for scenario in scenarios)
+
+
+@lru_cache(maxsize=256)
+def _detects(rule: Rule, base_accuracy: float, gained: float, seed: int) -> JsonDict:
     churn = min(gained, 1.0 - base_accuracy, base_accuracy)
     runs = max(100, min(400, _WORK // rule.looks))
     start = max(1, math.ceil(rule.looks / 3))
@@ -110,17 +122,6 @@ def detects(rule: Rule, *, base_accuracy: float = 0.6, gained: float = 0.05, see
     if isinstance(rule, Threshold):
         result["false_stop_rate"] = false_stop_rate(rule, base_accuracy=base_accuracy, gained=churn, seed=seed)
     return result
-
-
-def false_stop_rate(rule: Rule, *, base_accuracy: float, gained: float, runs: int = 1000, seed: int = 0) -> float:
-    """Return the share of undamaged runs that stop: the largest over ``PERSISTENCES``."""
-    scenarios = (Scenario(base_accuracy, gained, gained, persistence=kept) for kept in PERSISTENCES)
-    return max(simulate(rule, scenario, runs=runs, seed=seed).stopped for scenario in scenarios)
-
-
-def freeze_rule(rule: Rule, *, base_accuracy: float = 0.6, gained: float = 0.05, seed: int = 0) -> JsonDict:
-    """Return the rule's frozen form with what it ``detects`` under the assumed base accuracy and gained share."""
-    return {**rule.frozen(), "detects": detects(rule, base_accuracy=base_accuracy, gained=gained, seed=seed)}
 
 
 def _smallest(power: Callable[[int], float], highest: int) -> int | None:

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.damage.eprocess import BETS, EProcess, largest_margin_rejected, log_process
+from core.damage.eprocess import BETS, EProcess, largest_margin_rejected
+from core.damage.eprocess import log_process as log_steps
 from core.damage.observations import Observation, RuleError
 
 SCORES = st.sampled_from([0.0, 0.5, 1.0])
+
+
+def log_process(*looks):
+    return list(log_steps(*looks))
 
 
 def observations(pairs):

@@ -8,7 +8,6 @@ from core.damage.eprocess import EProcess
 from core.damage.mcnemar import McNemarSpending
 from core.damage.observations import RuleError
 from core.damage.rules import frozen, make_rule, rule_from_frozen
-from core.damage.simulate import freeze_rule
 from core.damage.threshold import Threshold
 from core.prespec.canonical import decimals_as_strings
 
@@ -93,11 +92,13 @@ def test_an_impossible_specification_is_refused_by_field(spec, n_pool, looks, pa
 )
 def test_a_frozen_rule_can_be_rebuilt_also_from_decimal_strings(rule):
     assert rule_from_frozen(json.loads(json.dumps(frozen(rule)))) == rule
-    assert rule_from_frozen(decimals_as_strings(freeze_rule(rule))) == rule
+    assert rule_from_frozen(decimals_as_strings(frozen(rule))) == rule
 
 
 def test_the_frozen_eprocess_states_everything_that_decides():
-    assert frozen(make_rule({}, 1000, 30)) == {
+    stated = frozen(make_rule({}, 1000, 30))
+    assert stated.pop("detects")["power"] >= 0.8
+    assert stated == {
         "rule": "eprocess",
         "n_pool": 1000,
         "m": 200,

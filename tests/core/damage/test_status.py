@@ -9,7 +9,7 @@ import pytest
 from core.damage.eprocess import EProcess
 from core.damage.mcnemar import McNemarSpending
 from core.damage.observations import Observation
-from core.damage.simulate import freeze_rule
+from core.damage.rules import frozen
 from core.damage.status import BaseFacts, PrespecFacts, RunFacts, build_status
 from core.damage.threshold import Threshold
 from core.prespec.canonical import decimals_as_strings
@@ -71,7 +71,7 @@ def rows(rule, looks):
 def status(rule, looks, state="running", **more):
     return build_status(
         run=RunFacts("0123456789ab", state, look_steps=(10, 20, 30)),
-        rule=None if rule is None else decimals_as_strings(freeze_rule(rule)),
+        rule=None if rule is None else decimals_as_strings(frozen(rule)),
         looks=rows(rule, looks) if rule else [],
         **{"base": BASE, "prespec": PRESPEC, **more},
     )

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.prespec import chain
 from core.prespec.chain import ENTRY_TYPES, GENESIS, next_entry, verify_log
+from core.store import chain as written
 
 
 def log(count=5):
@@ -68,3 +70,19 @@ def test_a_rewritten_or_cut_log_misses_the_published_head():
 def test_an_unknown_type_is_refused():
     with pytest.raises(ValueError, match="prespec_frozen"):
         next_entry(None, "gossip", {}, 1.0)
+
+
+@given(
+    st.dictionaries(st.text(max_size=3), st.text(max_size=4) | st.integers(0, 9) | st.floats(0, 1), max_size=3),
+    st.integers(1, 10**6),
+    st.floats(1e9, 4e9),
+)
+def test_what_the_store_writes_verifies_here_although_the_two_share_no_code(payload, seq, claimed_at):
+    """Keys that collide under NFC are refused here, so they are left out."""
+    stored = written.normal(payload)
+    if len(stored) != len(payload):
+        return
+    inner = written.payload_hash(stored)
+    assert inner == chain.payload_hash(json.loads(json.dumps(stored)))
+    outer = written.entry_hash(seq=seq, type="report", payload_hash=inner, previous_hash=GENESIS, claimed_at=claimed_at)
+    assert outer == chain.entry_hash(seq, "report", inner, GENESIS, claimed_at)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from core.damage.rules import make_rule, rule_from_frozen
-from core.damage.simulate import freeze_rule
+from core.damage.rules import frozen, make_rule, rule_from_frozen
 from core.prespec.canonical import canonical_bytes, parse_document
 from core.prespec.document import UNKNOWN, automatic_document, draw_key, freeze_hash
 
@@ -15,7 +14,7 @@ FACTS = {
     "recipe_hash": "ab" * 32,
     "family_hash": "cd" * 32,
     "run_of_family": 2,
-    "rule": freeze_rule(RULE),
+    "rule": frozen(RULE),
     "datasets": [{"name": "chain_sum", "split": "holdout", "items": 80, "merkle_root": "ef" * 32}],
 }
 
@@ -48,14 +47,14 @@ def test_it_states_what_the_specification_lists():
 
 
 def test_what_is_not_known_is_stated_as_such():
-    document = automatic_document(RECIPE, {"rule": freeze_rule(RULE)})
+    document = automatic_document(RECIPE, {"rule": frozen(RULE)})
     assert document["datasets"] == UNKNOWN
     assert document["locks"]["code_commit"] == document["locks"]["packages"] == document["family"]["run"] == UNKNOWN
 
 
 @pytest.mark.parametrize("spec", [None, {"rule": "mcnemar_spending"}, {"rule": "threshold", "points": 5}])
 def test_every_rule_and_none_has_a_document(spec):
-    rule = freeze_rule(make_rule(spec, 80, 3)) if spec else None
+    rule = frozen(make_rule(spec, 80, 3)) if spec else None
     document = automatic_document(RECIPE, {"rule": rule})
     assert canonical_bytes(document)
     assert document["analysis"]["rule"] == "none" if spec is None else document["hypotheses"]
@@ -73,7 +72,7 @@ def test_any_change_of_the_document_changes_the_hash():
     assert base != freeze_hash(automatic_document({**RECIPE, "seed": 4}, FACTS))
     assert base != freeze_hash(automatic_document(RECIPE, {**FACTS, "run_of_family": 3}))
     assert base != freeze_hash(
-        automatic_document(RECIPE, {**FACTS, "rule": make_rule({"rule": "eprocess", "m": 17}, 80, 3).frozen()})
+        automatic_document(RECIPE, {**FACTS, "rule": frozen(make_rule({"rule": "eprocess", "m": 17}, 80, 3))})
     )
 
 

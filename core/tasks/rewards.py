@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from core.streams import uniforms
 from core.tasks.items import Item, ItemError
 from core.tasks.pool import Job, VerifierPool
-from core.tasks.verifiers import VERIFIERS
 from core.tasks.verifiers.boxed import after_thinking, last_boxed
 from core.tasks.verifiers.verdict import Outcome, Verdict
 
@@ -36,33 +35,6 @@ class Reward:
     total: float | None
     terms: Mapping[str, float | None]
     verdict: Verdict
-
-
-def resolve_terms(weights: Mapping[str, float], verifier: str) -> dict[str, float]:
-    """Replace ``auto`` by the data set's verifier and check the terms.
-
-    Raises :class:`ItemError` that names ``rewards`` for an unknown term, a verifier that cannot grade these items, a
-    non-finite weight, or when ``auto`` and the verifier's own name are both given.
-    """
-    if not weights:
-        raise ItemError('rewards is empty; give at least one term, such as {"auto": 1.0}')
-    resolved: dict[str, float] = {}
-    for term, weight in weights.items():
-        name = verifier if term == "auto" else term
-        if name in resolved:
-            raise ItemError(f"rewards: 'auto' is {verifier!r} for this data set, so give only one of the two")
-        if name not in SHAPING_TERMS and name not in VERIFIERS:
-            raise ItemError(
-                f"rewards: term {term!r} is not known; allowed: {', '.join(('auto', *VERIFIERS, *SHAPING_TERMS))}"
-            )
-        if name in VERIFIERS and name != verifier:
-            raise ItemError(
-                f"rewards: the verifier {name!r} cannot grade these items, which need {verifier!r}; write 'auto'"
-            )
-        if not math.isfinite(weight):
-            raise ItemError(f"rewards: the weight of {term!r} is {weight}, but it must be finite")
-        resolved[name] = float(weight)
-    return resolved
 
 
 def grade_samples(
@@ -112,8 +84,13 @@ def _value(name: str, verdict: Verdict, text: str, n_tokens: int, coin: float) -
             return format_term(text, verdict.verifier)
         case "random":
             return float(coin < 0.5)
-        case _:
+        case "auto":
             return verdict.score
+        case _ if name == verdict.verifier:
+            return verdict.score
+        case _:
+            allowed = ", ".join(("auto", verdict.verifier, *SHAPING_TERMS))
+            raise ItemError(f"rewards: the term {name!r} has no value for these items; allowed: {allowed}")
 
 
 def format_term(text: str, verifier: str) -> float | None:

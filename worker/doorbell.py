@@ -45,9 +45,11 @@ def flush_outbox(db: Database, broker_url: str) -> int:
             if not ring(broker_url, run_id):
                 break
             taken.append(row_id)
-        if taken:
+        refused = [row_id for row_id, _ in pending[len(taken) :][:1]]
+        if pending:
             with db.write() as session:
                 queue.outbox_sent(session, taken)
+                queue.outbox_failed(session, refused)
         total += len(taken)
         if len(taken) < _BATCH:
             return total

@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from core.store import queue, runs
 from core.store.database import Database, Fence
 from core.store.errors import NotFound, StaleAttempt
-from core.store.states import FINAL, HELD, RunState
+from core.store.states import HELD, RunState
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ class LeaseKeeper:
         self.cancel = False
         self.pause = False
         self.lost = False
-        """Somebody else may decide about the run by now."""
+        """The run is somebody else's by now."""
         self.ended = False
-        """The attempt itself has recorded its outcome."""
+        """The attempt no longer holds the run, but nobody else does: it recorded its outcome, or its lease was taken back."""
         self.deadline = claimed_at + ttl_s
         self._db = db
         self._fence = fence
@@ -65,7 +65,7 @@ class LeaseKeeper:
         self._thread.join(timeout=1.0)
 
     def _keep(self) -> None:
-        while not self._stop.wait(self._poll_s) and not (self.lost or self.ended):
+        while not self._stop.wait(self._poll_s) and not self.lost:
             try:
                 if time.monotonic() >= self._next_beat:
                     self._beat()
@@ -95,13 +95,13 @@ class LeaseKeeper:
             self._lose()
             return
         state = RunState(run.state)
-        if run.fence == self._fence.token and state in HELD:
+        if run.fence != self._fence.token:
+            self._lose()
+        elif state in HELD:
             self._report(state == RunState.CANCELLING, state == RunState.PAUSING)
-        elif run.fence == self._fence.token and state in FINAL | {RunState.PAUSED}:
+        elif not self.ended:
             self.ended = True
             self._wake()
-        else:
-            self._lose()
 
     def _report(self, cancel: bool, pause: bool) -> None:
         if (cancel and not self.cancel) or (pause and not self.pause):

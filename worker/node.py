@@ -76,12 +76,13 @@ class Node:
             claim=claim,
             claimed_at=claimed_at,
             command=self.command(claim),
-            env=self._runner_env(os.environ),
+            env=self.runner_env(os.environ),
             log_file=self.settings.log_file(claim.run_id, claim.attempt),
         )
         return supervise(order, self.db, Timing.of(self.settings), self.drain)
 
-    def _runner_env(self, inherited: Mapping[str, str]) -> dict[str, str]:
+    def runner_env(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of a runner: what is inherited, these settings, and the one device."""
         root = str(Path(__file__).resolve().parents[1])
         path = os.pathsep.join(part for part in (root, inherited.get("PYTHONPATH", "")) if part)
         return {

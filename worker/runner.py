@@ -55,7 +55,7 @@ def main(argv: Sequence[str], job: Job | None = None) -> int:
     log = logging.getLogger("driftline.runner")
     settings = Settings.from_env()
     try:
-        return _run(fence, settings, control, log, job)
+        return run_attempt(fence, settings, control, log, job)
     except StaleAttempt as error:
         log.error("%s", error)
         return RunnerExit.STALE
@@ -81,9 +81,10 @@ def dispatch(context: RunContext) -> Outcome:
             return run_analysis(context)
 
 
-def _run(fence: Fence, settings: Settings, control: PipeControl, log: logging.Logger, job: Job | None) -> int:
+def run_attempt(fence: Fence, settings: Settings, control: PipeControl, log: logging.Logger, job: Job | None) -> int:
     device = _device(settings)
     locks = _take_locks(settings, fence, device)
+    log.info("run %s attempt %s on %s (%s)", fence.run_id, fence.attempt, device["name"], device["uuid"])
     db = Database(settings.database_url)
     with db.fenced(fence) as session:
         queue.runner_started(session, fence, pid=os.getpid(), versions=_versions())
@@ -106,8 +107,8 @@ def _run(fence: Fence, settings: Settings, control: PipeControl, log: logging.Lo
         outcome = _user_failure(error.code, error.message)
     except RecipeError as error:
         outcome = _user_failure("recipe", str(error))
-    status = _record(db, fence, settings, outcome)
     log.info("run %s attempt %s: %s, %s", fence.run_id, fence.attempt, outcome.state, outcome.reason)
+    status = _record(db, fence, settings, outcome)
     for lock in locks:
         lock.release()
     return status

@@ -33,7 +33,7 @@ STOP_GRACE_S = 600.0
 """Seconds a runner has to reach its checkpoint after a cancel or a pause; then it counts as stuck."""
 
 EXIT_GRACE_S = 15.0
-"""Seconds between recording an outcome and the end of the process; then it counts as stuck."""
+"""Seconds between losing hold of the run (an outcome is recorded) and the end of the process; then it counts as stuck."""
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class _Stopped(StrEnum):
     """Why the supervisor stopped a runner that was still there."""
 
     LEASE_LOST = "its lease was lost"
-    LINGERED = "it had recorded its outcome but did not end"
+    LINGERED = "its attempt was over but it did not end"
     DRAIN_OVERDUE = "it reached no checkpoint in time when the worker was stopped"
     REQUEST_OVERDUE = "it reached no checkpoint in time after it was asked to cancel or pause"
 

@@ -7,14 +7,9 @@ import socket
 import pytest
 import redis
 
+from tests.worker.ports import free_port
 from tests.worker.waiting import wait_until
 from worker.embedded import EmbeddedValkey, EmbeddedValkeyError
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

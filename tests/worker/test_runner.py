@@ -1,0 +1,129 @@
+"""What a runner records for each outcome, in this process; and how it guards the card and the run."""
+
+import json
+import logging
+
+import pytest
+
+from core.store import queue
+from core.store.database import Fence
+from core.store.errors import StaleAttempt
+from core.train.context import Outcome, UserError
+from worker import runner
+from worker.control import PipeControl
+from worker.exits import RunnerExit
+from worker.locks import FileLock, LockBusyError
+
+
+@pytest.fixture
+def attempt(desk, db):
+    desk.submit("any", max_attempts=1)
+    with db.write() as session:
+        return queue.claim(session, worker_id="a" * 12, device=None, ttl=60.0).fence
+
+
+def run(fence, settings, job):
+    return runner.run_attempt(fence, settings, PipeControl(), logging.getLogger("test"), job)
+
+
+@pytest.mark.parametrize("state", ["succeeded", "damage_stopped", "cancelled"])
+def test_a_final_outcome_is_recorded_with_its_reason(attempt, settings, desk, state):
+    assert run(attempt, settings, lambda _context: Outcome(state, "because")) == RunnerExit.RECORDED
+
+    row = desk.run(attempt.run_id)
+    assert (row.state, row.outcome_reason, row.error) == (state, "because", None)
+
+
+def test_a_pause_leaves_the_run_paused(attempt, settings, desk):
+    desk.pause(attempt.run_id)
+
+    assert run(attempt, settings, lambda _context: Outcome("paused", "asked")) == RunnerExit.RECORDED
+    assert desk.state(attempt.run_id) == "paused"
+
+
+def test_a_drained_attempt_goes_back_to_the_queue_and_does_not_count(attempt, settings, desk):
+    assert run(attempt, settings, lambda _context: Outcome("interrupted", "drained")) == RunnerExit.DRAINED
+    assert desk.state(attempt.run_id) == "queued"
+
+
+def test_a_failure_keeps_the_jobs_code_and_gets_the_log(attempt, settings, desk):
+    log_file = settings.log_file(attempt.run_id, attempt.attempt)
+    log_file.parent.mkdir(parents=True)
+    log_file.write_text("line one\nline two\n")
+    error = {"category": "system", "code": "short", "message": "7 of 12 steps"}
+
+    run(attempt, settings, lambda _context: Outcome("failed", "fewer steps than asked", error))
+
+    assert desk.run(attempt.run_id).error == error | {"log_tail": "line one\nline two"}
+
+
+def test_a_users_mistake_fails_the_run_at_once(attempt, settings, desk):
+    def job(_context):
+        raise UserError("dataset_empty", "the dataset has no item; name another one")
+
+    assert run(attempt, settings, job) == RunnerExit.RECORDED
+
+    row = desk.run(attempt.run_id)
+    assert row.state == "failed"
+    assert (row.error["category"], row.error["code"]) == ("user", "dataset_empty")
+    assert "name another one" in row.error["message"]
+
+
+def test_an_unexpected_exception_is_left_to_the_supervisor(attempt, settings, desk):
+    def job(_context):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(attempt, settings, job)
+    assert desk.state(attempt.run_id) == "running"
+
+
+def test_a_stale_attempt_never_reaches_its_job(attempt, settings):
+    stale = Fence(attempt.run_id, attempt.attempt, attempt.token - 1)
+
+    with pytest.raises(StaleAttempt):
+        run(stale, settings, lambda _context: pytest.fail("the job was run"))
+
+
+def test_the_job_gets_its_recipe_its_device_and_its_fence(attempt, settings, monkeypatch):
+    device = {"kind": "cpu", "uuid": "cpu", "name": "cpu"}
+    monkeypatch.setenv("DRIFTLINE_DEVICE", json.dumps(device))
+    seen = []
+
+    run(attempt, settings, lambda context: seen.append(context) or Outcome("succeeded", "done"))
+
+    (context,) = seen
+    assert context.recipe.kind == "eval"
+    assert context.recipe.name == "any"
+    assert context.device == device
+    assert context.fence == attempt
+    assert context.control.requested is None
+
+
+def test_a_second_runner_of_one_card_waits_and_gives_up(attempt, settings, monkeypatch):
+    device = {"kind": "cuda", "uuid": "GPU-1", "name": "card"}
+    monkeypatch.setenv("DRIFTLINE_DEVICE", json.dumps(device))
+    monkeypatch.setattr(runner, "LOCK_TIMEOUT_S", 0.1)
+    holder = FileLock(settings.locks_dir, "gpu-GPU-1")
+    holder.acquire(0)
+
+    with pytest.raises(LockBusyError, match="gpu-GPU-1"):
+        run(attempt, settings, lambda _context: pytest.fail("the job was run"))
+
+    holder.release()
+
+
+def test_a_lock_is_free_again_when_its_holder_lets_go(tmp_path):
+    first, second = FileLock(tmp_path, "run-1"), FileLock(tmp_path, "run-1")
+    first.acquire(0)
+    with pytest.raises(LockBusyError):
+        second.acquire(0)
+    first.release()
+    second.acquire(0)
+    second.release()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "a b"])
+def test_a_lock_name_cannot_leave_its_folder(tmp_path, name):
+    with pytest.raises(ValueError, match="lock file"):
+        FileLock(tmp_path, name)

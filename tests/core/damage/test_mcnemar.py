@@ -3,12 +3,15 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from core.damage.mcnemar import McNemarSpending, one_sided_p
 from core.damage.observations import Observation, RuleError
+
+# No deadline: how long an example takes says nothing on a busy machine.
+STEADY = settings(deadline=None, max_examples=50)
 
 FLAG = st.sampled_from([0.0, 1.0])
 
@@ -21,6 +24,7 @@ def flips(lost, gained, n=200):
     return observations([(1, 0)] * lost + [(0, 1)] * gained + [(1, 1)] * (n - lost - gained))
 
 
+@STEADY
 @given(st.integers(0, 120), st.integers(0, 120))
 def test_the_p_value_equals_scipys_exact_binomial_test(lost, gained):
     expected = binomtest(lost, lost + gained, 0.5, alternative="greater").pvalue if lost + gained else 1.0
@@ -83,6 +87,7 @@ def test_the_panel_is_the_same_at_every_look():
 LOOKS = st.lists(st.lists(st.tuples(FLAG, FLAG), min_size=5, max_size=5), min_size=1, max_size=6)
 
 
+@STEADY
 @given(LOOKS, st.integers(0, 6), st.randoms(use_true_random=False))
 def test_order_and_a_round_trip_through_json_change_nothing(looks, cut, random):
     rule, plain, resumed = McNemarSpending(5, 5, 4), {}, {}
@@ -95,6 +100,7 @@ def test_order_and_a_round_trip_through_json_change_nothing(looks, cut, random):
         plain, resumed = one.state, two.state
 
 
+@STEADY
 @given(st.integers(0, 80), st.integers(0, 80))
 def test_losing_one_more_item_never_raises_p(lost, gained):
     assert one_sided_p(lost + 1, gained) <= one_sided_p(lost, gained)

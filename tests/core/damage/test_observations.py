@@ -1,10 +1,13 @@
 """Counting one look."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.damage.observations import Observation, RuleError, mean_scores, noise_floor, paired_difference, tally
+
+# No deadline: how long an example takes says nothing on a busy machine.
+STEADY = settings(deadline=None, max_examples=50)
 
 PAIRS = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1, max_size=30)
 
@@ -18,6 +21,7 @@ def test_lost_and_gained_are_the_positive_and_negative_parts_of_d():
     assert (counted.lost_items, counted.gained_items) == (("a", "b"), ("c",))
 
 
+@STEADY
 @given(PAIRS)
 def test_the_counts_agree_with_one_another(pairs):
     counted = tally([Observation(f"i{k}", b, c) for k, (b, c) in enumerate(pairs)])

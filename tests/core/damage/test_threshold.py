@@ -3,11 +3,14 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.damage.observations import Observation
 from core.damage.threshold import Threshold
+
+# No deadline: how long an example takes says nothing on a busy machine.
+STEADY = settings(deadline=None, max_examples=50)
 
 
 def dropped(points, n=100):
@@ -33,6 +36,7 @@ def test_exactly_the_points_count():
         assert path(Threshold(100, 100, 10, points=points, consecutive=1), [points - 1, points]) == [False, True]
 
 
+@STEADY
 @given(st.lists(st.integers(0, 10), min_size=1, max_size=12), st.integers(1, 3))
 def test_it_equals_a_scan_of_windows(drops, j):
     rule = Threshold(100, 100, 8, points=5, consecutive=j)

@@ -4,10 +4,13 @@ import hashlib
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.prespec.canonical import CanonicalError, canonical_bytes, decimals_as_strings, parse_document, tagged_hash
+
+# No deadline: how long an example takes says nothing on a busy machine.
+STEADY = settings(deadline=None, max_examples=50)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 DOCUMENTS = st.recursive(
@@ -27,12 +30,14 @@ def test_composed_and_decomposed_text_are_one_document():
     assert canonical_bytes({"n": "é"}) == canonical_bytes({"n": "e\u0301"}) == '{"n":"é"}'.encode()
 
 
+@STEADY
 @given(DOCUMENTS)
 def test_canonical_bytes_parse_back_to_the_same_bytes(document):
     data = canonical_bytes(document)
     assert canonical_bytes(parse_document(data)) == data
 
 
+@STEADY
 @given(st.dictionaries(st.text("abcdef", max_size=3), st.integers(0, 9)), st.randoms(use_true_random=False))
 def test_key_order_does_not_matter(document, random):
     keys = list(document)
@@ -81,6 +86,7 @@ def test_decimals_become_strings_that_read_back_the_same():
         decimals_as_strings([float("inf")])
 
 
+@STEADY
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_no_decimal_loses_a_digit(value):
     assert float(decimals_as_strings(value)) == value

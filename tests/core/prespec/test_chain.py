@@ -3,12 +3,15 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.prespec import chain
 from core.prespec.chain import ENTRY_TYPES, GENESIS, next_entry, verify_log
 from core.store import chain as written
+
+# No deadline: how long an example takes says nothing on a busy machine.
+STEADY = settings(deadline=None, max_examples=50)
 
 
 def log(count=5):
@@ -32,6 +35,7 @@ def test_an_empty_log_verifies():
     assert verify_log([]).ok
 
 
+@STEADY
 @given(
     st.integers(0, 4),
     st.sampled_from(
@@ -72,6 +76,7 @@ def test_an_unknown_type_is_refused():
         next_entry(None, "gossip", {}, 1.0)
 
 
+@STEADY
 @given(
     st.dictionaries(st.text(max_size=3), st.text(max_size=4) | st.integers(0, 9) | st.floats(0, 1), max_size=3),
     st.integers(1, 10**6),

@@ -43,18 +43,18 @@ class Policy:
         return changed_share(self.optimizer.parameters, dict(self.reference.named_parameters())).share
 
     def save(
-        self, directory: Path, *, step: int, with_optimizer: bool, state: Mapping[str, Any]
+        self, directory: Path, *, step: int, weights_sha256: str, with_optimizer: bool, state: Mapping[str, Any]
     ) -> checkpoints.WrittenCheckpoint:
         """Write a checkpoint folder; its weights are the fp32 masters."""
 
         def save_files(folder: Path) -> None:
-            save_model(self.model, folder, torch.float32, weights=self.optimizer.masters)
+            save_model(self.model, folder, torch.float32, masters=self.optimizer.masters)
             self.tokenizer.save_pretrained(str(folder))
 
         return checkpoints.write_checkpoint(
             directory,
             step=step,
-            weights_sha256=self.weights_sha256(),
+            weights_sha256=weights_sha256,
             save_model=save_files,
             optimizer_tensors=self.optimizer.state_tensors(masters=False) if with_optimizer else None,
             trainer_state=state,
@@ -114,3 +114,10 @@ def _optimizer(model: PreTrainedModel, recipe: TrainRecipe) -> MasterOptimizer:
 def _masters(directory: Path, optimizer: MasterOptimizer) -> dict[str, Tensor]:
     weights = load_file(directory / WEIGHTS_FILE)
     return {name: weights[name] for name in optimizer.masters}
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that end a completion: those of the model's generation config and the tokenizer's eos."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None}))

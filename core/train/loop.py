@@ -1,0 +1,291 @@
+"""The train job from beginning to end: prepare, base look, steps with their looks and checkpoints, outcome.
+
+Every finished step is one transaction (curves, rollouts, progress), so no crash loses one. An attempt continues from the last
+checkpoint and replays: streams are named by step, so the same samples, updates and looks come out again.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from core.engines.base import EngineError, SamplingParams
+from core.engines.models import ModelError
+from core.engines.references import find_model
+from core.engines.transformers_engine import TransformersEngine
+from core.recipes import TrainRecipe
+from core.store import checkpoints as checkpoint_rows
+from core.store import events, metrics, queue, runs
+from core.tasks.pool import VerifierPool
+from core.train import checkpoints, prespecify
+from core.train.context import Outcome, RunContext, UserError
+from core.train.looks import LookKeeper, LookResult
+from core.train.policy import Policy, load_policy, stop_token_ids
+from core.train.prepare import Prepared, prepare
+from core.train.step import StepRunner
+from core.train.stopping import StopConditions
+
+
+def run_training(context: RunContext) -> Outcome:
+    """Run one attempt of a train run to its outcome."""
+    recipe = context.recipe
+    if not isinstance(recipe, TrainRecipe):
+        raise TypeError(f"run {context.run_id} is of kind {recipe.kind}, not train")
+    _deterministic(context.device)
+    with VerifierPool() as pool:
+        return _Training(context, recipe, pool).run()
+
+
+def _deterministic(device: Mapping[str, Any]) -> None:
+    """On the CPU an interrupted run equals an undisturbed one bit for bit; on a card some kernels sum in any order."""
+    if device["kind"] == "cpu":
+        torch.use_deterministic_algorithms(True)
+
+
+@dataclass
+class _Progress:
+    """Where the run stands. ``worked_s`` is the time spent by earlier attempts up to the checkpoint they left."""
+
+    step: int = 0
+    updates: int = 0
+    nonfinite: int = 0
+    worked_s: float = 0.0
+    began: float = field(default_factory=monotonic)
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.worked_s + monotonic() - self.began
+
+    def state(self) -> dict[str, Any]:
+        return {"updates": self.updates, "nonfinite": self.nonfinite, "worked_s": round(self.elapsed_s, 3)}
+
+
+class _Training:
+    """One attempt. Built in the order in which things can go wrong: model, data, prespecification."""
+
+    def __init__(self, context: RunContext, recipe: TrainRecipe, pool: VerifierPool) -> None:
+        self._context = context
+        self._recipe = recipe
+        self._log: logging.Logger = context.log
+        self._phase("prepare")
+        device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
+        self._policy: Policy = load_policy(self._find(recipe.model), recipe, device)
+        self._prepared: Prepared = prepare(recipe, context.settings, self._policy.tokenizer, pool)
+        look_length = (recipe.looks.max_completion_length if recipe.looks else None) or recipe.max_completion_length
+        longest = recipe.max_prompt_length + max(recipe.max_completion_length, look_length)
+        self._engine = self._open_engine(longest)
+        frozen = prespecify.load_or_freeze(context, recipe, self._prepared.suites)
+        greedy = SamplingParams(
+            temperature=0.0,
+            max_tokens=look_length,
+            stop_token_ids=stop_token_ids(self._policy.model, self._policy.tokenizer),
+            stop=tuple(recipe.prompt.stop),
+        )
+        self._looks = LookKeeper(
+            context,
+            recipe,
+            self._prepared,
+            engine=self._engine,
+            params=greedy,
+            decode=self._decode,
+            pool=pool,
+            rule=frozen.rule,
+            key=frozen.key,
+        )
+        self._steps = StepRunner(
+            context,
+            recipe,
+            self._policy,
+            self._prepared,
+            engine=self._engine,
+            params=replace(greedy, temperature=recipe.temperature, max_tokens=recipe.max_completion_length),
+            decode=self._decode,
+            pool=pool,
+        )
+        self._progress = _Progress()
+        self._saved_step: int | None = None
+        self._hashed: tuple[int, str] | None = None
+
+    def run(self) -> Outcome:
+        self._resume()
+        ended = self._base() or self._owed_look()
+        while ended is None and self._progress.step < self._recipe.max_steps:
+            ended = self._step(self._progress.step + 1)
+        return self._end(ended or Outcome("succeeded", f"{self._recipe.max_steps} steps finished"))
+
+    def _base(self) -> Outcome | None:
+        """Keep the start weights and freeze the base model's answers. No step is taken before both are complete."""
+        if self._saved_step is None:
+            for warning in self._prepared.warnings:
+                self._event("data_warning", {"message": warning})
+            self._save(self._progress.step)
+        return None if self._looks.ask_base(self._hash) else self._requested()
+
+    def _owed_look(self) -> Outcome | None:
+        """An attempt may have ended between a checkpoint and its look: the look is owed before the next step."""
+        return self._look(self._progress.step) if self._looks.missing(self._progress.step) else None
+
+    def _step(self, step: int) -> Outcome | None:
+        result = self._steps.run(step, updates_before=self._progress.updates)
+        if result is None:
+            return self._requested()
+        self._progress.step = step
+        self._progress.updates += self._recipe.updates_per_step
+        self._progress.nonfinite = result.nonfinite_in_a_row(self._progress.nonfinite)
+        if self._progress.nonfinite >= self._recipe.nonfinite_limit:
+            return self._nonfinite_end()
+        if step % self._recipe.save.every == 0 or step == self._recipe.max_steps:
+            self._save(step)
+        if self._looks.due(step):
+            ended = self._look(step)
+            if ended is not None:
+                return ended
+        return self._requested() or self._own_stop()
+
+    def _look(self, step: int) -> Outcome | None:
+        result: LookResult | None = self._looks.look(step, self._hash())
+        if result is None:
+            return self._requested()
+        if result.stop:
+            return Outcome("damage_stopped", f"the damage rule decided at step {step}")
+        return None
+
+    def _own_stop(self) -> Outcome | None:
+        stop = self._recipe.stop
+        if stop is None:
+            return None
+        conditions = StopConditions(stop.max_hours, stop.target, stop.patience)
+        reason = conditions.reason(elapsed_s=self._progress.elapsed_s, accuracies=self._looks.accuracies())
+        return Outcome("succeeded", reason) if reason else None
+
+    def _requested(self) -> Outcome | None:
+        match self._context.control.requested:
+            case "cancel":
+                return Outcome("cancelled", "cancelled by request")
+            case "pause":
+                return Outcome("paused", "paused by request")
+            case "drain":
+                return Outcome("interrupted", "the worker is shutting down")
+            case None:
+                return None
+
+    def _nonfinite_end(self) -> Outcome:
+        message = (
+            f"{self._progress.nonfinite} updates in a row had a gradient that is not finite and were skipped; "
+            f"the last good weights are those of step {self._progress.step} (a lower learning_rate usually helps)"
+        )
+        return Outcome("failed", message, error={"category": "user", "code": "nonfinite_gradients", "message": message})
+
+    def _end(self, outcome: Outcome) -> Outcome:
+        """Leave a checkpoint of the last finished step, whatever the outcome."""
+        if self._saved_step != self._progress.step:
+            self._save(self._progress.step)
+        return outcome
+
+    def _resume(self) -> None:
+        """Go back to the last checkpoint, or to a parent's where this run is a fork that has none of its own yet."""
+        context = self._context
+        with context.db.fenced(context.fence) as session:
+            row = checkpoint_rows.latest(session, context.run_id)
+            run = runs.get(session, context.run_id)
+            metrics.supersede_after(session, context.fence, row.step if row else -1)
+        checkpoints.remove_leftovers(context.settings.run_dir(context.run_id) / "checkpoints")
+        if row is not None:
+            self._restore(context.settings.home / row.path, row.step, with_optimizer=row.has_optimizer)
+            self._saved_step = row.step
+        elif run.parent_id is not None and run.parent_step is not None:
+            folder = self._find(f"run:{run.parent_id}/step-{run.parent_step}")
+            self._restore(folder, run.parent_step, with_optimizer=(folder / checkpoints.OPTIMIZER).is_file())
+        with context.db.fenced(context.fence) as session:
+            queue.runner_started(session, context.fence, resumed_from_step=self._progress.step if row else None)
+
+    def _restore(self, folder: Path, step: int, *, with_optimizer: bool) -> None:
+        checkpoints.verify_checkpoint(folder)
+        if step > 0 and not with_optimizer:
+            raise UserError(
+                "no_optimizer_state",
+                f"the checkpoint of step {step} holds weights only, so training cannot continue from it; "
+                "start a new run from it with model run:ID/step-N, or keep save.optimizer true",
+            )
+        if step > 0:
+            self._policy.restore(folder)
+            state = checkpoints.read_trainer_state(folder)
+            self._progress = _Progress(step, state["updates"], state["nonfinite"], state["worked_s"])
+        self._engine.update_weights()
+        self._log.info("continuing from the checkpoint of step %d", step)
+
+    def _save(self, step: int) -> None:
+        context, save = self._context, self._recipe.save
+        directory = context.settings.checkpoint_dir(context.run_id, context.attempt, step)
+        written = self._policy.save(
+            directory,
+            step=step,
+            weights_sha256=self._hash(),
+            with_optimizer=save.optimizer and step > 0,
+            state=self._progress.state(),
+        )
+        with context.db.fenced(context.fence) as session:
+            checkpoint_rows.add(
+                session,
+                context.fence,
+                step=step,
+                path=str(directory.relative_to(context.settings.home)),
+                sha256=written.weights_sha256,
+                files={file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in written.files},
+                bytes=written.bytes,
+                has_optimizer=save.optimizer and step > 0,
+                provenance={"run": context.run_id, "attempt": context.attempt, "recipe_model": self._recipe.model},
+            )
+        self._saved_step = step
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        """Apply ``save.keep``: the newest so many stay, and always step 0 and the best look's."""
+        keep, context = self._recipe.save.keep, self._context
+        if keep == "all":
+            return
+        with context.db.fenced(context.fence) as session:
+            rows = checkpoint_rows.list_(session, context.run_id)
+            best = checkpoint_rows.best(session, context.run_id)
+            doomed = [row for row in rows[:-keep] if row.step != 0 and (best is None or row.id != best.id)]
+            for row in doomed:
+                checkpoint_rows.mark_deleted(session, row.id)
+        for row in doomed:
+            checkpoints.remove_checkpoint(context.settings.home / row.path)
+
+    def _open_engine(self, longest: int) -> TransformersEngine:
+        """Serve sequences of up to ``longest`` tokens; a model with fewer positions cannot run this recipe."""
+        try:
+            return TransformersEngine(self._policy.model, self._policy.tokenizer, max_model_len=longest)
+        except EngineError as problem:
+            advice = "lower max_prompt_length or max_completion_length"
+            raise UserError("too_long_for_model", f"{problem}; {advice}") from problem
+
+    def _find(self, reference: str) -> Path:
+        try:
+            return find_model(self._context.db, self._context.settings, reference).folder
+        except ModelError as problem:
+            raise UserError("unknown_model", str(problem)) from problem
+
+    def _hash(self) -> str:
+        """Hash of the current weights; computed once per step, since it reads every weight."""
+        if self._hashed is None or self._hashed[0] != self._progress.step:
+            self._hashed = (self._progress.step, self._policy.weights_sha256())
+        return self._hashed[1]
+
+    def _phase(self, phase: str) -> None:
+        with self._context.db.fenced(self._context.fence) as session:
+            runs.progress(session, self._context.fence, phase=phase, done=0, total=self._recipe.max_steps, unit="steps")
+
+    def _event(self, kind: str, payload: dict[str, Any]) -> None:
+        with self._context.db.fenced(self._context.fence) as session:
+            events.append(session, self._context.run_id, kind, payload, self._context.attempt)
+        self._log.info("%s: %s", kind, payload)
+
+    def _decode(self, token_ids: Any) -> str:
+        text: str = self._policy.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return text

@@ -1,0 +1,114 @@
+"""What a train run claims before its first look: the frozen rule, the key of its draws, and the hashes known only here.
+
+The api freezes the document when a recipe is posted; this module reads it, freezes one where the pool's size could not be
+known before its items were read, and appends the environment's hashes before the base look. It imports no torch.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from core.damage.observations import RuleError
+from core.damage.rules import Rule, frozen, make_rule, rule_from_frozen
+from core.prespec.canonical import canonical_bytes, decimals_as_strings
+from core.prespec.document import automatic_document, draw_key, freeze_hash
+from core.prespec.merkle import items_root
+from core.recipes import RecipeError, TrainRecipe, family_hash, recipe_hash, resolved
+from core.store import prespecs, runs
+from core.store.database import now
+from core.store.models import Prespecification, Run
+from core.tasks.items import ItemSet
+from core.train.context import RunContext
+
+THRESHOLD = "threshold"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The frozen rule (None without a damage stop) and the key from which every look's draw derives."""
+
+    rule: Rule | None
+    key: bytes
+
+
+def planned_looks(recipe: TrainRecipe) -> int:
+    """T: one look every ``looks.every`` steps and one at the last step."""
+    return math.ceil(recipe.max_steps / recipe.looks.every) if recipe.looks else 0
+
+
+def rule_of(recipe: TrainRecipe, n_pool: int) -> Rule | None:
+    """Build the rule that the recipe's damage stop asks for over a pool of ``n_pool`` items.
+
+    Raises :class:`RecipeError` naming the field when the rule could never work.
+    """
+    if recipe.damage_stop is None or recipe.looks is None:
+        return None
+    spec = recipe.damage_stop.model_dump() | {"m": recipe.looks.m, "base_runs": recipe.looks.base_runs}
+    if recipe.damage_stop.rule != THRESHOLD:
+        spec = {name: value for name, value in spec.items() if name not in {"points", "consecutive"}}
+    try:
+        return make_rule(spec, n_pool, planned_looks(recipe))
+    except RuleError as problem:
+        raise RecipeError(problem.param, problem.message, problem.hint) from problem
+
+
+def freeze_automatic(session: Session, run: Run, recipe: TrainRecipe, n_pool: int) -> Prespecification:
+    """Freeze the automatic document of ``run`` and tie the two together. The time is the database's."""
+    rule = rule_of(recipe, n_pool)
+    facts = {
+        "recipe_hash": recipe_hash(recipe),
+        "family_hash": family_hash(recipe),
+        "run_of_family": run.run_of_family,
+        "rule": frozen(rule) if rule else None,
+        "claimed_at": f"{now(session):.3f}",
+    }
+    document = automatic_document(resolved(recipe), facts)
+    return prespecs.freeze(
+        session,
+        document=document,
+        canonical=canonical_bytes(document).decode(),
+        hash=freeze_hash(document),
+        automatic=True,
+        exploratory=True,
+        run_id=run.id,
+    )
+
+
+def load_or_freeze(context: RunContext, recipe: TrainRecipe, suites: dict[str, ItemSet]) -> Frozen:
+    """Return what was frozen for the run, freezing it now where the api could not, and amend it once with data hashes."""
+    pool = len(next(iter(suites.values()))) if suites else 0
+    with context.db.fenced(context.fence) as session:
+        run = runs.get(session, context.run_id)
+        if run.prespecification_id is None:
+            row = freeze_automatic(session, run, recipe, pool)
+        else:
+            row = prespecs.get(session, run.prespecification_id)
+        key = draw_key(row.hash)
+        if not any(amendment["payload"].get("kind") == "environment" for amendment in row.amendments):
+            prespecs.amend(session, row.id, _environment(context, suites, key))
+    stated = row.document["analysis"]["rule"]
+    return Frozen(rule_from_frozen(stated) if isinstance(stated, dict) else None, key)
+
+
+def _environment(context: RunContext, suites: dict[str, ItemSet], key: bytes) -> dict[str, Any]:
+    """What was not known when the recipe was posted. The salts of the Merkle leaves derive from the draw key."""
+    secret = hashlib.sha256(b"driftline/merkle-salt/1\n" + key).digest()
+    payload: dict[str, Any] = decimals_as_strings(
+        {
+            "kind": "environment",
+            "device": dict(context.device),
+            "suites": {
+                name: {
+                    "items": len(items),
+                    "sha256": items.sha256,
+                    "merkle_root": items_root([item.as_dict() for item in items], secret),
+                    "verifier": items.verifier,
+                }
+                for name, items in suites.items()
+            },
+        }
+    )
+    return payload

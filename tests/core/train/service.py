@@ -1,0 +1,116 @@
+"""A home with a migrated database and a tiny model, and attempts of train runs that go through the real store."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from core.recipes import family_hash, parse_recipe, recipe_hash, resolved
+from core.settings import Settings
+from core.store import queue, runs
+from core.store.database import Database
+from core.store.migrations_api import migrate
+from core.train.context import RunContext
+from tests.core.engines.conftest import make_llama, make_tokenizer
+
+TINY = "tiny"
+RECIPE: dict[str, Any] = {
+    "kind": "train",
+    "model": TINY,
+    "data": {
+        "dataset": "reasoning_gym:chain_sum",
+        "holdout": 20,
+        "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "size": 300},
+    },
+    "rewards": {"auto": 1.0, "random": 1.0},
+    "max_steps": 6,
+    "prompts_per_step": 3,
+    "num_generations": 4,
+    "max_prompt_length": 200,
+    "max_completion_length": 8,
+    "learning_rate": 0.003,
+    "device": {"kind": "cpu", "memory_gib": 4},
+    "looks": {"every": 3, "m": 10, "base_runs": 2},
+    "damage_stop": {"rule": "eprocess", "action": "warn"},
+    "save": {"every": 2},
+    "seed": 5,
+}
+
+
+class Killed(BaseException):
+    """Stands in for a process that ends without a word."""
+
+
+@dataclass
+class ScriptedControl:
+    """Answers what the script says at each question; a raised :class:`Killed` ends the attempt like a SIGKILL."""
+
+    script: Callable[[int], Any] = lambda question: None
+    asked: int = field(default=0)
+
+    @property
+    def requested(self) -> Any:
+        self.asked += 1
+        return self.script(self.asked)
+
+
+class Service:
+    """The store and settings of one test, and attempts at its runs."""
+
+    def __init__(self, home: Path) -> None:
+        models = home / "models-folder"
+        self.settings = Settings(
+            home=home, database_url=f"sqlite:///{home / 'driftline.db'}", broker_url="", models_dir=models
+        )
+        (models / TINY).mkdir(parents=True)
+        make_llama().save_pretrained(models / TINY)
+        make_tokenizer().save_pretrained(models / TINY)
+        migrate(self.settings.database_url)
+        self.db = Database(self.settings.database_url)
+
+    def post(self, **changes: Any) -> str:
+        """Create a run from the tiny recipe with ``changes`` and return its id."""
+        submitted = RECIPE | changes
+        recipe = parse_recipe(submitted, known_models=[TINY])
+        with self.db.write() as session:
+            run = runs.create(
+                session,
+                recipe=resolved(recipe),
+                submitted=submitted,
+                recipe_hash=recipe_hash(recipe),
+                family_hash=family_hash(recipe),
+                model=recipe.model,
+                name="test",
+                kind="train",
+                priority=0,
+                tags=[],
+                after=[],
+                max_attempts=20,
+            )
+        return run.id
+
+    def attempt(self, run_id: str, control: ScriptedControl | None = None) -> RunContext:
+        """Claim the run as a worker would and return what its runner would hand to the job."""
+        with self.db.write() as session:
+            claim = queue.claim(session, worker_id="0" * 12, device={"kind": "cpu"}, ttl=3600.0)
+        assert claim is not None
+        assert claim.run_id == run_id
+        with self.db.read() as session:
+            recipe = parse_recipe(runs.get(session, run_id).recipe, known_models=[TINY])
+        return RunContext(
+            run_id=run_id,
+            attempt=claim.attempt,
+            fence=claim.fence,
+            recipe=recipe,
+            settings=self.settings,
+            db=self.db,
+            control=control or ScriptedControl(),
+            device={"kind": "cpu"},
+            log=logging.getLogger("test"),
+        )
+
+    def lost(self, context: RunContext) -> None:
+        """What the supervisor does when the runner is gone."""
+        with self.db.fenced(context.fence) as session:
+            queue.interrupt(session, context.fence, reason="killed")

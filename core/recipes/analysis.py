@@ -2,11 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from core.recipes.base import After, Attempts, Block, Name, Priority, Seed, Tags, expand
 from core.recipes.model_refs import RunRef
-from core.recipes.sources import check_suite
+from core.recipes.sources import SuiteName
 
 AnalysisName = Literal["weight_linearity", "token_linearity", "logit_linearity", "activation_linearity"]
 
@@ -14,7 +14,7 @@ AnalysisName = Literal["weight_linearity", "token_linearity", "logit_linearity",
 class Probe(Block):
     """The token sequences a probe scores: ``n`` base-model completions of ``items`` items of a suite."""
 
-    suite: Annotated[str, AfterValidator(check_suite)] = "holdout"
+    suite: SuiteName = "holdout"
     items: Annotated[int, Field(ge=1, le=100_000)] = 50
     n: Annotated[int, Field(ge=1, le=4096)] = 4
 

@@ -75,7 +75,9 @@ Tags = Annotated[
     AfterValidator(_distinct),
 ]
 After = Annotated[
-    tuple[Annotated[str, AfterValidator(_run_id)], ...], Field(strict=False, max_length=32), AfterValidator(_distinct)
+    tuple[Annotated[str, Field(max_length=64), AfterValidator(_run_id)], ...],
+    Field(strict=False, max_length=32),
+    AfterValidator(_distinct),
 ]
 Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Seed = Annotated[int, Field(ge=0, le=2**53 - 1)]

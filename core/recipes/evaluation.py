@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from core.recipes.base import (
     After,
@@ -23,7 +23,7 @@ from core.recipes.base import (
     expand,
 )
 from core.recipes.model_refs import AgainstRef, ModelRef
-from core.recipes.sources import check_suite, suite_split
+from core.recipes.sources import SuiteName, suite_split
 
 # Sampled evaluation as in the paper's A.7.
 SAMPLED_TEMPERATURE = 0.6
@@ -37,7 +37,7 @@ def _sampled(data: dict[str, Any]) -> bool:
 class SuiteSpec(Block):
     """One suite and how it is asked: greedy with one sample, or ``n`` samples (0.6 and top-p 0.95 unless said otherwise)."""
 
-    suite: Annotated[str, AfterValidator(check_suite)]
+    suite: SuiteName
     n: Annotated[int, Field(ge=1, le=4096)] = 1
     temperature: Annotated[float, Field(ge=0, le=10)] = Field(
         default_factory=lambda data: SAMPLED_TEMPERATURE if data.get("n", 1) > 1 else 0.0

@@ -16,6 +16,7 @@ from core.recipes.errors import Problem, RecipeError
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_STRING = 32_768
+MAX_KEY = 200
 MAX_INTEGER = 2**53 - 1
 
 _NUMBER_HINT = "JSON numbers are finite; leave the field out for its default or write null where null is allowed"
@@ -83,7 +84,7 @@ def _plain(value: Any, path: tuple[str, ...], problems: list[Problem]) -> Any:
 def _plain_object(value: _Pairs | Mapping[str, Any], path: tuple[str, ...], problems: list[Problem]) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, item in _pairs(value):
-        fault = _string_fault(key) if isinstance(key, str) else ("keys are strings", "write the key in quotes")
+        fault = _key_fault(key)
         if fault is not None:
             problems.append(Problem(_dotted(path), f"bad key: {fault[0]}", fault[1]))
             continue
@@ -96,6 +97,14 @@ def _plain_object(value: _Pairs | Mapping[str, Any], path: tuple[str, ...], prob
 
 def _pairs(value: _Pairs | Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return iter(value.items()) if isinstance(value, Mapping) else iter(value)
+
+
+def _key_fault(key: Any) -> tuple[str, str] | None:
+    if not isinstance(key, str):
+        return "keys are texts", "write the key in quotes"
+    if len(key) > MAX_KEY:
+        return f"a key is {len(key)} characters long", f"at most {MAX_KEY} characters"
+    return _string_fault(key)
 
 
 def _scalar_fault(value: Any) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo
 
 from core.recipes.catalogue import MODELS
 from core.recipes.errors import RecipeError, allowed, did_you_mean, refuse
@@ -58,9 +58,9 @@ def _check_run(ref: str) -> str:
     return ref
 
 
-ModelRef = Annotated[str, AfterValidator(_check)]
-AgainstRef = Annotated[str, AfterValidator(_check_against)]
-RunRef = Annotated[str, AfterValidator(_check_run)]
+ModelRef = Annotated[str, Field(max_length=200), AfterValidator(_check)]
+AgainstRef = Annotated[str, Field(max_length=200), AfterValidator(_check_against)]
+RunRef = Annotated[str, Field(max_length=200), AfterValidator(_check_run)]
 
 
 def local_models(models_dir: Path | None) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from core.recipes.errors import Problem, RecipeError, allowed, did_you_mean
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.jsontext import read_object
 from core.recipes.model_refs import KNOWN_MODELS
-from core.recipes.problems import Location, as_written, problems_of
+from core.recipes.problems import Location, cut_to_written, problems_of, written_path
 from core.recipes.resolution import fill_analysis, fill_eval, fill_train
 from core.recipes.train import TrainRecipe
 
@@ -89,7 +89,7 @@ def _filled(recipe: AnyRecipe) -> AnyRecipe:
 
 def _written(problem: Problem, obj: dict[str, Any]) -> Problem:
     """The problem with its place cut to what the client wrote (``looks`` for ``looks.every`` after ``"looks": 10``)."""
-    return Problem(as_written(obj, tuple(problem.param.split("."))), problem.message, problem.hint)
+    return Problem(cut_to_written(obj, problem.param), problem.message, problem.hint)
 
 
 def _further(error: ValidationError, obj: dict[str, Any], cls: type[Any], context: dict[str, Any]) -> list[Problem]:
@@ -111,7 +111,7 @@ def _further(error: ValidationError, obj: dict[str, Any], cls: type[Any], contex
 
 def _mend(obj: dict[str, Any], loc: Location, *, missing: bool) -> str:
     """Remove the wrong field at ``loc`` from ``obj`` (its block, when something in it is missing); return its dotted place."""
-    path = as_written(obj, loc).split(".")
+    path = list(written_path(obj, loc))
     if missing and len(path) > 1:
         path = path[:-1]
     parent: Any = obj

@@ -44,6 +44,8 @@ _LENGTHS = {
 def problems_of(error: ValidationError, obj: dict[str, Any], cls: type[BaseModel]) -> list[Problem]:
     """Every problem of ``error``, in field order; a missing field whose foreign name is there is told only once."""
     details = [item for item in error.errors(include_url=False) if item["type"] not in _IGNORED]
+    # pydantic counts only the right entries of a list, so a list of wrong ones is also "too short".
+    details = [item for item in details if item["type"] != "too_short" or not _has_wrong_entry(item["loc"], details)]
     told = {
         FOREIGN_NAMES[name].field
         for item in details
@@ -57,30 +59,47 @@ def problems_of(error: ValidationError, obj: dict[str, Any], cls: type[BaseModel
     return list(dict.fromkeys(problems))
 
 
-def as_written(obj: Any, loc: Location) -> str:
-    """The dotted place of ``loc`` in ``obj``: cut where the client wrote a shorthand, without pydantic's union tags."""
+def _has_wrong_entry(loc: Location, details: list[ErrorDetails]) -> bool:
+    return any(len(item["loc"]) > len(loc) and item["loc"][: len(loc)] == loc for item in details)
+
+
+def written_path(obj: Any, loc: Location) -> tuple[str, ...]:
+    """The place of ``loc`` in ``obj``: cut where the client wrote a shorthand, without pydantic's union tags."""
     path: list[str] = []
     value = obj
     for index, part in enumerate(loc):
         if isinstance(value, dict):
-            if part in value:
-                value = value[part]
-            elif index + 1 < len(loc):
+            if part not in value and index + 1 < len(loc):
                 continue
-            else:
-                value = None
+            value = value.get(part)
         elif isinstance(value, list):
-            value = value[int(part)] if str(part).isdigit() and int(part) < len(value) else None
+            value = value[part] if isinstance(part, int) and part < len(value) else None
         else:
             break
         path.append(str(part))
-    return ".".join(path)
+    return tuple(path)
+
+
+def cut_to_written(obj: Any, param: str) -> str:
+    """``param`` cut to what the client wrote: ``looks`` for ``looks.every`` where the client wrote ``"looks": 10``."""
+    parts = param.split(".")
+    value = obj
+    for index, part in enumerate(parts):
+        if isinstance(value, dict):
+            if part not in value:
+                return param
+            value = value[part]
+        elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            return ".".join(parts[:index])
+    return param
 
 
 def _problem(item: ErrorDetails, obj: dict[str, Any], cls: type[BaseModel]) -> Problem:
     loc = item["loc"]
     message, hint = _words(item, cls)
-    return Problem(as_written(obj, loc), message, hint)
+    return Problem(".".join(written_path(obj, loc)), message, hint)
 
 
 def _words(item: ErrorDetails, cls: type[BaseModel]) -> tuple[str, str]:
@@ -110,7 +129,7 @@ def _wrong_value(kind: str, given: Any, context: dict[str, Any], fallback: str) 
         return f"{_shown(given)} is out of range", f"it must be {words} {context[key]:g}"
     if kind in _LENGTHS:
         key, words, unit = _LENGTHS[kind]
-        return f"it has {context.get('actual_length', len(given))} {unit}", f"{words} {context[key]} {unit}"
+        return f"it has {context.get('actual_length', len(given))} {unit}", f"{words} {context[key]}"
     if kind in _TYPES:
         return f"{_shown(given)} is not allowed here", f"write {_TYPES[kind]}"
     return f"{_shown(given)}: {fallback}", "see the recipe reference for what this field takes"

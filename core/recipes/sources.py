@@ -6,7 +6,9 @@ items, and how many items there are where that is known. Opens no data file.
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
 
 from core.recipes.catalogue import DATASETS, SUITES
 from core.recipes.errors import allowed, did_you_mean, refuse
@@ -30,6 +32,9 @@ def check_dataset(name: str) -> str:
 def check_suite(name: str) -> str:
     """A name that can be evaluated on; ``holdout`` is a run's own held-out items."""
     return name if name == HOLDOUT else _check_name(name, SUITES, "suite")
+
+
+SuiteName = Annotated[str, Field(max_length=200), AfterValidator(check_suite)]
 
 
 def _check_name(name: str, known: Mapping[str, object], noun: str) -> str:
@@ -98,7 +103,7 @@ def dataset_items(name: str, split: str, options: Mapping[str, Any]) -> int | No
         return facts.items if facts else None
     if name.startswith(GYM):
         size = options.get("size", DEFAULT_GYM_SIZE)
-        return size if isinstance(size, int) and not isinstance(size, bool) else None
+        return size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else None
     return suite_items(name)
 
 

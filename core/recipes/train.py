@@ -31,11 +31,10 @@ from core.recipes.base import (
 from core.recipes.catalogue import REWARD_TERMS
 from core.recipes.errors import allowed, did_you_mean, refuse
 from core.recipes.model_refs import ModelRef
-from core.recipes.sources import check_dataset, check_suite
+from core.recipes.sources import SuiteName, check_dataset
 
 Count = Annotated[int, Field(ge=1, le=65_536)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000)]
-SuiteName = Annotated[str, AfterValidator(check_suite)]
 
 
 def _reward_terms(terms: dict[str, float]) -> dict[str, float]:
@@ -66,10 +65,16 @@ def _linearity(value: Any) -> Any:
     return "off" if value is False or value is None else value
 
 
+def _keep(value: Any) -> Any:
+    if value != "all" and (not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 1_000_000):
+        raise refuse(f"keep is {value!r}", 'write a whole number of checkpoints from 1 to 1000000, or "all"')
+    return value
+
+
 class Data(Block):
     """The training items and how many of them are held out for the looks (drawn by the recipe's seed)."""
 
-    dataset: Annotated[str, AfterValidator(check_dataset)]
+    dataset: Annotated[str, Field(max_length=200), AfterValidator(check_dataset)]
     split: Annotated[str, Field(min_length=1, max_length=64)] = "train"
     holdout: Annotated[int, Field(ge=0, le=1_000_000)] = 200
     options: Options = Field(default_factory=dict)
@@ -137,7 +142,7 @@ class Save(Block):
     """Checkpoints every so many steps; ``keep`` the newest so many, or all (a trajectory needs all)."""
 
     every: Steps = 20
-    keep: Annotated[int, Field(ge=1, le=1_000_000)] | Literal["all"] = "all"
+    keep: Annotated[int | Literal["all"], BeforeValidator(_keep, json_schema_input_type=int | str)] = "all"
     optimizer: bool = True
 
 
@@ -174,7 +179,7 @@ class TrainRecipe(Block):
     max_steps: Steps
     prompts_per_step: Count
     num_generations: Annotated[int, Field(ge=1, le=4096)]
-    prompts_per_update: Count = Field(default_factory=lambda data: data["prompts_per_step"])
+    prompts_per_update: Count = Field(default_factory=lambda data: data.get("prompts_per_step", 1))
     micro_batch_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     logit_chunk_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
 

@@ -215,8 +215,7 @@ def _fork_body(raw: bytes) -> ForkFrom:
         return ForkFrom.model_validate(read_object(raw or b"{}"))
     except ValidationError as exc:
         first = exc.errors()[0]
-        names = {"int", "literal['last','best','scratch']"}
-        param = ".".join(str(part) for part in first["loc"] if part not in names)
+        param = str(first["loc"][0])
         hint = 'allowed: from_step (a step, "last", "best" or "scratch") and overrides (an object)'
         raise InvalidRequest(f"{param}: {first['msg']}", param=param, hint=hint) from None
 

@@ -1,0 +1,81 @@
+"""The damage-stop status and its ETag, and the list of looks."""
+
+from starlette.testclient import TestClient
+
+from tests.api.conftest import Builder
+
+
+def test_status_before_any_look_says_not_started(client: TestClient, build: Builder) -> None:
+    run = build.queued()
+    body = client.get(f"/runs/{run['id']}/damage-stop").json()
+    assert body["state"] == "not_started"
+    assert body["rule"]["rule"] == "eprocess"
+    assert body["prespecified_at"].endswith("Z")
+    assert body["next_look_at_step"] == 4
+
+
+def test_status_counts_the_last_looks_lost_and_gained_items(client: TestClient, build: Builder) -> None:
+    run = build.finished()
+    body = client.get(f"/runs/{run.id}/damage-stop").json()
+    # 1111111100 against 1110110111: items 3 and 6 were lost, 8 and 9 gained.
+    assert (body["paired"]["lost"], body["paired"]["gained"]) == (2, 2)
+    assert body["paired"]["lost_items"] == ["item-3", "item-6"]
+    assert body["looks"] == 2
+    assert body["current"]["step"] == 8
+
+
+def test_noise_floor_is_the_base_models_own_flip_rate(client: TestClient, build: Builder) -> None:
+    run = build.finished()
+    base = client.get(f"/runs/{run.id}/damage-stop").json()["base"]
+    assert base["accuracy"] == 0.8
+    assert base["noise_floor"] == 0.1  # one of ten items differs between the two base runs
+
+
+def test_same_etag_until_the_next_look(client: TestClient, build: Builder) -> None:
+    fence = build.running()
+    path = f"/runs/{fence.run_id}/damage-stop"
+    before = client.get(path)
+    build.points(fence, "reward", [0.5, 0.5])
+    unchanged = client.get(path, headers={"If-None-Match": before.headers["ETag"]})
+    assert unchanged.status_code == 304
+    assert unchanged.content == b""
+    look = build.evaluation(fence, 4, "look", "10")
+    build.look(fence, 4, 1, look, "11", "10")
+    after = client.get(path, headers={"If-None-Match": before.headers["ETag"]})
+    assert after.status_code == 200
+    assert after.headers["ETag"] != before.headers["ETag"]
+
+
+def test_run_without_a_damage_stop_says_so(client: TestClient, build: Builder) -> None:
+    run = build.queued(damage_stop=None)
+    body = client.get(f"/runs/{run['id']}/damage-stop").json()
+    assert body["rule"] is None
+    assert "no damage stop" in body["statement"]
+
+
+def test_eval_run_has_a_status_too(client: TestClient) -> None:
+    body = {"kind": "eval", "model": "smollm2-135m", "suites": ["gsm8k"], "device": {"kind": "cpu"}}
+    run = client.post("/runs", json=body).json()
+    assert client.get(f"/runs/{run['id']}/damage-stop").json()["state"] == "not_started"
+
+
+def test_looks_are_listed_by_step_in_the_contracts_fields(client: TestClient, build: Builder) -> None:
+    run = build.finished()
+    body = client.get(f"/runs/{run.id}/looks").json()
+    assert [look["step"] for look in body["data"]] == [4, 8]
+    first = body["data"][0]
+    contract = {
+        "id", "run_id", "step", "checkpoint_sha256", "suite", "reference", "n", "accuracy", "ci", "lost", "gained",
+        "d_histogram", "statistic", "decided", "created_at",
+    }  # fmt: skip
+    assert contract <= first.keys()
+    assert first["created_at"].endswith("Z")
+
+
+def test_looks_page_by_cursor(client: TestClient, build: Builder) -> None:
+    run = build.finished()
+    first = client.get(f"/runs/{run.id}/looks?limit=1").json()
+    assert first["has_more"] is True
+    second = client.get(f"/runs/{run.id}/looks?limit=1&after={first['next']}").json()
+    assert [look["step"] for look in second["data"]] == [8]
+    assert second["next"] is None

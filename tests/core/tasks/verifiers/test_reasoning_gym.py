@@ -13,7 +13,9 @@ from core.tasks.verifiers.reasoning_gym import extract, grade
 
 @pytest.fixture(scope="module")
 def sums():
-    return generate_items("chain_sum", {"size": 5, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, seed=3)
+    return generate_items(
+        "chain_sum", {"size": 5, "min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}, seed=3
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,10 @@ def test_what_is_not_one_plain_number_is_wrong_rather_than_cut_to_fit(text):
     assert problem
 
 
-@given(st.integers(-(10**9), 10**9), st.sampled_from(["{}", "The answer is {}.", "so = {}\n", "<answer>{}</answer>", "({})"]))
+@given(
+    st.integers(-(10**9), 10**9),
+    st.sampled_from(["{}", "The answer is {}.", "so = {}\n", "<answer>{}</answer>", "({})"]),
+)
 def test_a_number_survives_its_surroundings(value, frame):
     answer, problem = extract(frame.format(value), "0")
     assert (answer, problem) == (str(value), "")

@@ -1,4 +1,7 @@
-"""The same tests on SQLite and on a real PostgreSQL server. Databases are copies of one that was migrated once."""
+"""The same tests on SQLite and on a real PostgreSQL server.
+
+Each test has a fresh database: on SQLite a copy of a file that was migrated once, on PostgreSQL one database that is emptied in between.
+"""
 
 import shutil
 import tempfile
@@ -13,10 +16,9 @@ from sqlalchemy.engine import make_url
 from core.store import queue, runs
 from core.store.database import Database
 from core.store.migrations_api import migrate
-from core.store.models import Run
+from core.store.models import Base, Run
 
 BACKENDS = ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)]
-TEMPLATE = "driftline_template"
 
 
 @pytest.fixture(scope="session")
@@ -45,11 +47,24 @@ def postgres_admin() -> Iterator[Callable[[str], None]]:
 
 
 @pytest.fixture(scope="session")
-def postgres_template(postgres_admin: Any) -> Any:
-    """The server, with a migrated database to copy."""
-    postgres_admin(f"CREATE DATABASE {TEMPLATE}")
-    migrate(_shown(postgres_admin.url.set(database=TEMPLATE)))
-    return postgres_admin
+def postgres_migrated(postgres_admin: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The URL of a migrated database, and what empties it."""
+    postgres_admin("CREATE DATABASE driftline_test")
+    url = postgres_admin.url.set(database="driftline_test")
+    migrate(_shown(url))
+    engine = create_engine(url)
+    # As a replica, so that the log's triggers let the test's own housekeeping pass.
+    emptied = ["SET LOCAL session_replication_role = replica"]
+    for table in Base.metadata.tables.values():
+        emptied.append(f"DELETE FROM {table.name}")
+        emptied += [f"ALTER SEQUENCE {table.name}_{c.name}_seq RESTART" for c in table.c if c is table.autoincrement_column]
+
+    def empty() -> None:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("; ".join(emptied))
+
+    yield _shown(url), empty
+    engine.dispose()
 
 
 @pytest.fixture(scope="session")
@@ -83,10 +98,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "test.db")
         yield f"sqlite:///{tmp_path / 'test.db'}"
         return
-    admin = request.getfixturevalue("postgres_template")
-    admin(f"CREATE DATABASE driftline_test TEMPLATE {TEMPLATE}")
-    yield _shown(admin.url.set(database="driftline_test"))
-    admin("DROP DATABASE driftline_test WITH (FORCE)")
+    shared, empty = request.getfixturevalue("postgres_migrated")
+    yield shared
+    empty()
 
 
 @pytest.fixture

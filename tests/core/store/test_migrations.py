@@ -52,9 +52,9 @@ def test_going_down_to_nothing_and_up_again_works(empty_url: str) -> None:
 
 def test_starts_that_migrate_at_once_all_succeed(empty_url: str) -> None:
     boot = f"from core.store.migrations_api import migrate; print(migrate({empty_url!r}))"
-    processes = [subprocess.Popen([sys.executable, "-c", boot], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate(timeout=120)[0].strip() for process in processes] == [head_revision()] * 3
-    assert [process.returncode for process in processes] == [0] * 3
+    processes = [subprocess.Popen([sys.executable, "-c", boot], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=120)[0].strip() for process in processes] == [head_revision()] * 2
+    assert [process.returncode for process in processes] == [0] * 2
 
 
 def test_a_database_at_head_is_not_locked(url: str) -> None:
@@ -76,15 +76,16 @@ def test_the_lock_keeps_a_second_migration_waiting(empty_url: str) -> None:
     engine.dispose()
 
 
-def test_a_database_from_the_future_is_refused(url: str) -> None:
-    database = Database(url)
+def test_a_database_from_the_future_is_refused(empty_url: str) -> None:
+    migrate(empty_url)
+    database = Database(empty_url)
     with database.write() as session:
         session.execute(text("UPDATE alembic_version SET version_num = 'f0f0f0'"))
     database.dispose()
     with pytest.raises(SchemaMismatch, match="f0f0f0.*newer version"):
-        require_head(url)
+        require_head(empty_url)
     with pytest.raises(SchemaMismatch, match="newer version"):
-        migrate(url)
+        migrate(empty_url)
 
 
 def test_an_unmigrated_database_is_refused_with_the_remedy(empty_url: str) -> None:

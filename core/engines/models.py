@@ -257,3 +257,10 @@ def load_weights_into(model: PreTrainedModel, path: Path) -> None:
             with safe_open(str(file), framework="pt") as handle:
                 for name in (name for name in files if files[name] == file and name in target):
                     target[name].copy_(handle.get_tensor(name))
+
+
+def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that end a completion: those of the model's generation config and the tokenizer's eos."""
+    configured = model.generation_config.eos_token_id if model.generation_config else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return tuple(sorted({int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None}))

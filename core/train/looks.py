@@ -5,26 +5,22 @@ not tested. Draws come from the frozen prespecification's key and the checkpoint
 Statistics are ``core.damage``'s; this module asks the items, stores the answers and hands them over.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from core.damage.draws import draw
 from core.damage.observations import LookDecision, Observation, Tally, mean_scores, tally
 from core.damage.rules import Rule
-from core.engines.base import Engine, SamplingParams
-from core.evals.run import EvaluationSummary, Record, evaluate
+from core.engines.base import SamplingParams
+from core.evals.stored import Answered, Asked, Evaluator, Scores, scores_of
+from core.jobs import RunContext
 from core.recipes import TrainRecipe
-from core.store import evaluations, looks, metrics, prompts, runs
+from core.store import evaluations, looks, metrics
 from core.tasks.items import Item, ItemSet
-from core.tasks.pool import VerifierPool
-from core.tasks.verifiers import version_of
-from core.tasks.verifiers.verdict import Outcome as Verdict
-from core.train.context import RunContext
 from core.train.prepare import Prepared
 
 BASE = "base"
-Scores = dict[str, float | None]
 
 
 class BaseUnjudgedError(RuntimeError):
@@ -40,15 +36,6 @@ class LookResult:
     stop: bool
 
 
-@dataclass(frozen=True)
-class _Answered:
-    """One stored evaluation: its id, its summary, and each item's score (None where it could not be judged)."""
-
-    id: str
-    summary: EvaluationSummary
-    scores: Scores
-
-
 class LookKeeper:
     """Asks the base model once and the policy at every look. ``rule`` is None where the recipe has no damage stop."""
 
@@ -58,20 +45,16 @@ class LookKeeper:
         recipe: TrainRecipe,
         prepared: Prepared,
         *,
-        engine: Engine,
+        evaluator: Evaluator,
         params: SamplingParams,
-        decode: Callable[[Sequence[int]], str],
-        pool: VerifierPool,
         rule: Rule | None,
         key: bytes,
     ) -> None:
         self._context = context
         self._recipe = recipe
         self._prepared = prepared
-        self._engine = engine
+        self._evaluator = evaluator
         self._params = params
-        self._decode = decode
-        self._pool = pool
         self._rule = rule
         self._key = key
         self._base: dict[str, dict[str, float]] = {}
@@ -112,7 +95,7 @@ class LookKeeper:
             wanted = self._recipe.looks.base_runs if suite == self._stop_suite else 1
             with self._context.db.read() as session:
                 done = evaluations.base_evaluations(session, self._context.run_id, suite)
-                runs_done = [_scores_of(evaluations.verdicts(session, row.id)) for row in done]
+                runs_done = [scores_of(evaluations.verdicts(session, row.id)) for row in done]
             for number in range(len(done), wanted):
                 answered = self._ask_base_once(suite, items, number, weights_sha256())
                 if answered is None:
@@ -121,7 +104,7 @@ class LookKeeper:
             self._base[suite] = self._frozen_base(suite, runs_done)
         return True
 
-    def _ask_base_once(self, suite: str, items: ItemSet, number: int, weights_sha256: str) -> _Answered | None:
+    def _ask_base_once(self, suite: str, items: ItemSet, number: int, weights_sha256: str) -> Answered | None:
         first = number == 0
         answered = self._ask(
             suite,
@@ -139,7 +122,7 @@ class LookKeeper:
                 f"{len(unjudged)} base answers of suite {suite} could not be judged, first: {unjudged[0]}"
             )
         with self._context.db.fenced(self._context.fence) as session:
-            self._finish(session, answered)
+            self._evaluator.close(session, answered)
             if first and answered.summary.accuracy is not None:
                 metrics.record(
                     session,
@@ -215,72 +198,23 @@ class LookKeeper:
 
     def _ask(
         self, suite: str, items: Sequence[Item], *, purpose: str, step: int, weights_sha256: str, batch_size: int
-    ) -> _Answered | None:
-        """Evaluate and store batch by batch; None when interrupted (the rest is asked again by the next attempt)."""
-        context, rendered = self._context, [self._prepared.render(item) for item in items]
-        with context.db.fenced(context.fence) as session:
-            prompts.put_many(session, [(one.sha256, one.token_ids, one.text) for one in rendered])
-            evaluation_id = evaluations.start(
-                session,
-                context.fence,
-                step=step,
-                purpose=purpose,
-                model_ref=self._recipe.model if purpose != "look" else f"run:{context.run_id}/step-{step}",
+    ) -> Answered | None:
+        whole = self._prepared.suites[suite]
+        return self._evaluator.ask(
+            Asked(
                 suite=suite,
-                split=self._prepared.suites[suite].split,
-                mode="greedy",
-                n_items=len(items),
+                split=whole.split,
+                dataset_hash=whole.sha256,
+                verifier=whole.verifier,
+                items=items,
+                params=self._params,
+                purpose=purpose,
+                model_ref=f"run:{self._context.run_id}/step-{step}" if purpose == "look" else self._recipe.model,
                 checkpoint_sha256=weights_sha256,
-                params=_params(self._params, batch_size),
-                engine=self._engine.settings(),
-                dataset_hash=self._prepared.suites[suite].sha256,
-                verifier=self._prepared.suites[suite].verifier,
-                verifier_version=version_of(self._prepared.suites[suite].verifier),
+                batch_size=batch_size,
+                seed=self._recipe.seed,
+                step=step,
             )
-            runs.progress(session, context.fence, phase=f"{purpose}: {suite}", done=0, total=len(items), unit="items")
-        scores: Scores = {}
-
-        def store(records: list[Record]) -> None:
-            scores.update({record.item_id: record.score for record in records})
-            with context.db.fenced(context.fence) as session:
-                evaluations.add_records(session, context.fence, evaluation_id, [asdict(record) for record in records])
-                runs.progress(
-                    session,
-                    context.fence,
-                    phase=f"{purpose}: {suite}",
-                    done=len(scores),
-                    total=len(items),
-                    unit="items",
-                )
-
-        summary = evaluate(
-            self._engine,
-            self._prepared.render,
-            items,
-            suite=suite,
-            params=self._params,
-            batch_size=batch_size,
-            pool=self._pool,
-            seed=self._recipe.seed,
-            decode=self._decode,
-            should_stop=lambda: context.control.requested is not None,
-            on_batch=store,
-        )
-        return _Answered(evaluation_id, summary, scores) if summary.finished else None
-
-    def _finish(self, session: Any, answered: _Answered) -> None:
-        summary = answered.summary
-        evaluations.finish(
-            session,
-            self._context.fence,
-            answered.id,
-            accuracy=summary.accuracy,
-            ci_low=summary.ci_low,
-            ci_high=summary.ci_high,
-            correct=float(summary.correct),
-            truncated_share=summary.truncated_share,
-            no_answer_share=summary.no_answer_share,
-            mean_tokens=summary.mean_tokens,
         )
 
     def _store_look(
@@ -290,14 +224,14 @@ class LookKeeper:
         *,
         number: int,
         weights_sha256: str,
-        answered: _Answered,
+        answered: Answered,
         observations: Sequence[Observation],
         decision: LookDecision | None,
     ) -> None:
         counted: Tally = decision.tally if decision else tally(observations)
         summary, fence = answered.summary, self._context.fence
         with self._context.db.fenced(fence) as session:
-            self._finish(session, answered)
+            self._evaluator.close(session, answered)
             looks.add(
                 session,
                 fence,
@@ -339,14 +273,3 @@ def _state(decision: LookDecision | None) -> str:
     if decision is None:
         return "not_tested"
     return "damaged" if decision.decided else "watch" if decision.watch else "no_damage_shown"
-
-
-def _params(params: SamplingParams, batch_size: int) -> Mapping[str, Any]:
-    return {**asdict(params), "batch_size": batch_size}
-
-
-def _scores_of(verdicts: Mapping[str, Sequence[str]]) -> Scores:
-    return {
-        item: None if found[0] == Verdict.INFRA_ERROR else float(found[0] == Verdict.CORRECT)
-        for item, found in verdicts.items()
-    }

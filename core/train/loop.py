@@ -14,30 +14,33 @@ from typing import Any
 import torch
 
 from core.engines.base import EngineError, SamplingParams
-from core.engines.models import ModelError
+from core.engines.models import ModelError, stop_token_ids
 from core.engines.references import find_model
 from core.engines.transformers_engine import TransformersEngine
+from core.evals.stored import Evaluator
+from core.jobs import Outcome, RunContext, UserError
 from core.recipes import TrainRecipe
 from core.store import checkpoints as checkpoint_rows
-from core.store import events, metrics, queue, runs
+from core.store import evaluations, events, metrics, queue, runs
 from core.tasks.pool import VerifierPool
 from core.train import checkpoints, prespecify
-from core.train.context import Outcome, RunContext, UserError
 from core.train.looks import LookKeeper, LookResult
-from core.train.policy import Policy, load_policy, stop_token_ids
+from core.train.policy import Policy, load_policy
 from core.train.prepare import Prepared, prepare
 from core.train.step import StepRunner
 from core.train.stopping import StopConditions
 
 
-def run_training(context: RunContext) -> Outcome:
-    """Run one attempt of a train run to its outcome."""
+def run_training(context: RunContext, pool: VerifierPool | None = None) -> Outcome:
+    """Run one attempt of a train run to its outcome. ``pool`` stays the caller's; None opens one for this attempt."""
     recipe = context.recipe
     if not isinstance(recipe, TrainRecipe):
         raise TypeError(f"run {context.run_id} is of kind {recipe.kind}, not train")
     _deterministic(context.device)
-    with VerifierPool() as pool:
+    if pool is not None:
         return _Training(context, recipe, pool).run()
+    with VerifierPool() as own:
+        return _Training(context, recipe, own).run()
 
 
 def _deterministic(device: Mapping[str, Any]) -> None:
@@ -89,10 +92,8 @@ class _Training:
             context,
             recipe,
             self._prepared,
-            engine=self._engine,
+            evaluator=Evaluator(context, self._engine, self._prepared.render, self._decode, pool),
             params=greedy,
-            decode=self._decode,
-            pool=pool,
             rule=frozen.rule,
             key=frozen.key,
         )
@@ -193,6 +194,7 @@ class _Training:
             row = checkpoint_rows.latest(session, context.run_id)
             run = runs.get(session, context.run_id)
             metrics.supersede_after(session, context.fence, row.step if row else -1)
+            evaluations.discard_unfinished(session, context.fence)
         checkpoints.remove_leftovers(context.settings.run_dir(context.run_id) / "checkpoints")
         if row is not None:
             self._restore(context.settings.home / row.path, row.step, with_optimizer=row.has_optimizer)

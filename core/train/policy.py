@@ -114,10 +114,3 @@ def _optimizer(model: PreTrainedModel, recipe: TrainRecipe) -> MasterOptimizer:
 def _masters(directory: Path, optimizer: MasterOptimizer) -> dict[str, Tensor]:
     weights = load_file(directory / WEIGHTS_FILE)
     return {name: weights[name] for name in optimizer.masters}
-
-
-def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the ids that end a completion: those of the model's generation config and the tokenizer's eos."""
-    configured = model.generation_config.eos_token_id if model.generation_config else None
-    ids = configured if isinstance(configured, list) else [configured]
-    return tuple(sorted({int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None}))

@@ -8,38 +8,17 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from core.engines.prompts import PromptSpec, RenderedPrompt, render
+from core.evals.rendering import Renderer
+from core.jobs import UserError
 from core.recipes import TrainRecipe
-from core.recipes.base import Prompt
 from core.settings import Settings
 from core.tasks.items import Item, ItemError, ItemSet
 from core.tasks.pool import VerifierPool
 from core.tasks.sources import load_items, load_suite_items
 from core.tasks.splits import PromptSampler, Split, check_overlap, split_holdout
 from core.tasks.verifiers.gold import check_golds
-from core.train.context import UserError
 
 HOLDOUT = "holdout"
-
-
-class Renderer:
-    """Renders an item's prompt once through the model's template and remembers it: these ids are the prompt everywhere."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> None:
-        self._tokenizer = tokenizer
-        self._spec = PromptSpec(
-            system=prompt.system,
-            suffix=prompt.suffix,
-            template_kwargs=dict(prompt.template_kwargs),
-            prefill=prompt.prefill,
-            stop=tuple(prompt.stop),
-        )
-        self._done: dict[str, RenderedPrompt] = {}
-
-    def __call__(self, item: Item) -> RenderedPrompt:
-        if item.prompt not in self._done:
-            self._done[item.prompt] = render(self._tokenizer, item.prompt, self._spec)
-        return self._done[item.prompt]
 
 
 @dataclass(frozen=True)

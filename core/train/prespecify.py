@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.damage.observations import RuleError
 from core.damage.rules import Rule, frozen, make_rule, rule_from_frozen
+from core.jobs import RunContext
 from core.prespec.canonical import canonical_bytes, decimals_as_strings
 from core.prespec.document import automatic_document, draw_key, freeze_hash
 from core.prespec.merkle import items_root
@@ -21,7 +22,6 @@ from core.store import prespecs, runs
 from core.store.database import now
 from core.store.models import Prespecification, Run
 from core.tasks.items import ItemSet
-from core.train.context import RunContext
 
 THRESHOLD = "threshold"
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from core.engines.base import Engine, SamplingParams
+from core.jobs import RunContext
 from core.recipes import TrainRecipe
 from core.rl.advantages import AdvantageResult
 from core.rl.packing import plan_micro_batches
@@ -23,7 +24,6 @@ from core.store import events, metrics, prompts, rollouts, runs
 from core.tasks.pool import VerifierPool
 from core.tasks.rewards import RewardSpec, grade_samples
 from core.train.algorithm import advantages_of, objective_of
-from core.train.context import RunContext
 from core.train.curves import SampleFacts, completion_curves, reward_curves
 from core.train.policy import Policy
 from core.train.prepare import Prepared

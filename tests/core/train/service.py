@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from core.jobs import RunContext
 from core.recipes import family_hash, parse_recipe, recipe_hash, resolved
 from core.settings import Settings
 from core.store import queue, runs
 from core.store.database import Database
 from core.store.migrations_api import migrate
-from core.train.context import RunContext
 from tests.core.engines.conftest import make_llama, make_tokenizer
 
 TINY = "tiny"

@@ -1,16 +1,19 @@
 """A whole train run on a tiny model, undisturbed and killed."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from core.store import checkpoints, evaluations, looks, metrics, prespecs, rollouts, runs
 from core.store.errors import StaleAttempt
+from core.tasks.pool import VerifierPool
 from core.train.loop import run_training
 from tests.core.train.service import Killed, ScriptedControl, Service
 
 
-def test_a_run_leaves_every_record_it_promises(service: Service) -> None:
+def test_a_run_leaves_every_record_it_promises(service: Service, pool: VerifierPool) -> None:
     run_id = service.post()
-    outcome = run_training(service.attempt(run_id))
+    outcome = run_training(service.attempt(run_id), pool)
     assert (outcome.state, outcome.reason) == ("succeeded", "6 steps finished")
     with service.db.read() as session:
         run = runs.get(session, run_id)
@@ -50,15 +53,21 @@ def what_came_out(service: Service, run_id: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def pool() -> Iterator[VerifierPool]:
+    with VerifierPool(workers=1) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, pool: VerifierPool) -> dict[str, object]:
     service = Service(tmp_path_factory.mktemp("undisturbed"))
     run_id = service.post()
-    run_training(service.attempt(run_id))
+    run_training(service.attempt(run_id), pool)
     return what_came_out(service, run_id)
 
 
 @pytest.mark.parametrize("questions", [4, 9])
-def test_killed_again_and_again_it_ends_with_the_same_bits(service, undisturbed, questions) -> None:
+def test_killed_again_and_again_it_ends_with_the_same_bits(service, undisturbed, pool, questions) -> None:
     """Each attempt dies at its n-th safe point: in base evaluations, between rollouts and update, in looks."""
 
     def die(question: int) -> None:
@@ -70,7 +79,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(service, undisturbed,
         context = service.attempt(run_id, ScriptedControl(die))
         attempts += 1
         try:
-            run_training(context)
+            run_training(context, pool)
             break
         except Killed:
             service.lost(context)
@@ -83,10 +92,10 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(service, undisturbed,
 
 
 @pytest.mark.parametrize(("asked", "state"), [("pause", "paused"), ("cancel", "cancelled"), ("drain", "interrupted")])
-def test_a_request_ends_the_attempt_with_a_checkpoint_of_the_last_step(service, asked, state) -> None:
+def test_a_request_ends_the_attempt_with_a_checkpoint_of_the_last_step(service, pool, asked, state) -> None:
     run_id = service.post()
     context = service.attempt(run_id, ScriptedControl(lambda question: asked if question > 8 else None))
-    outcome = run_training(context)
+    outcome = run_training(context, pool)
     assert outcome.state == state
     with service.db.read() as session:
         run = runs.get(session, run_id)
@@ -97,18 +106,18 @@ def test_a_request_ends_the_attempt_with_a_checkpoint_of_the_last_step(service, 
     assert newest.has_optimizer
 
 
-def test_a_gradient_that_stays_infinite_fails_the_run_and_keeps_good_weights(service) -> None:
+def test_a_gradient_that_stays_infinite_fails_the_run_and_keeps_good_weights(service, pool) -> None:
     run_id = service.post(learning_rate=1e30, nonfinite_limit=2, looks=None, damage_stop=None)
-    outcome = run_training(service.attempt(run_id))
+    outcome = run_training(service.attempt(run_id), pool)
     assert outcome.state == "failed"
     assert outcome.error is not None
     assert outcome.error["code"] == "nonfinite_gradients"
 
 
-def test_weights_from_a_stale_attempt_are_refused(service) -> None:
+def test_weights_from_a_stale_attempt_are_refused(service, pool) -> None:
     run_id = service.post()
     first = service.attempt(run_id)
     service.lost(first)
     service.attempt(run_id)
     with pytest.raises(StaleAttempt):
-        run_training(first)
+        run_training(first, pool)

@@ -1,6 +1,6 @@
-"""What a runner hands to the job it runs, and what the job hands back.
+"""What a runner hands to the job it runs, and what the job hands back. Every kind of job knows this and the store alone.
 
-Jobs (training, evaluation, analysis) know this module and the store; they know neither Celery nor processes.
+Jobs (training, evaluation, analysis) know neither Celery nor processes.
 """
 
 import logging

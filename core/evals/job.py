@@ -1,0 +1,203 @@
+"""The evaluation job: one model, and those it is compared with, on every suite of the recipe.
+
+Each pair of model and suite is one stored evaluation; a later attempt keeps those that were finished. Comparisons are made on
+request from the stored records, so nothing here compares.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from sqlalchemy.orm import Session
+
+from core.engines.base import EngineError
+from core.engines.models import ModelError, load_model, load_tokenizer, stop_token_ids
+from core.engines.references import ModelSource, find_checkpoint, find_model
+from core.engines.transformers_engine import TransformersEngine
+from core.evals.rendering import Renderer
+from core.evals.stored import Asked, Evaluator
+from core.evals.suites import Suite, resolve_suite
+from core.jobs import Outcome, RunContext, UserError
+from core.recipes import EvalRecipe, TrainRecipe, load_recipe
+from core.recipes.base import Prompt
+from core.store import evaluations, runs
+from core.tasks.items import ItemError, ItemSet
+from core.tasks.pool import VerifierPool
+from core.tasks.sources import load_items
+from core.tasks.splits import split_holdout
+from core.tasks.verifiers.gold import check_golds
+
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is asked of whom. ``trained`` is the recipe of the run whose checkpoint is evaluated, if it is one."""
+
+    models: tuple[ModelSource, ...]
+    suites: tuple[Suite, ...]
+    prompt: Prompt
+
+
+def run_evaluation(context: RunContext, pool: VerifierPool | None = None) -> Outcome:
+    """Run one attempt of an evaluation run to its outcome. ``pool`` stays the caller's; None opens one for this attempt."""
+    recipe = context.recipe
+    if not isinstance(recipe, EvalRecipe):
+        raise TypeError(f"run {context.run_id} is of kind {recipe.kind}, not eval")
+    if pool is not None:
+        return _run(context, recipe, pool)
+    with VerifierPool() as own:
+        return _run(context, recipe, own)
+
+
+def _run(context: RunContext, recipe: EvalRecipe, pool: VerifierPool) -> Outcome:
+    with context.db.fenced(context.fence) as session:
+        evaluations.discard_unfinished(session, context.fence)
+        runs.progress(session, context.fence, phase="prepare", done=None, total=None, unit=None)
+    try:
+        plan = _plan(context, recipe)
+        for suite in plan.suites:
+            check_golds(suite.items, pool)
+    except ItemError as problem:
+        raise UserError("unusable_data", str(problem)) from problem
+    except ModelError as problem:
+        raise UserError("unknown_model", str(problem)) from problem
+    for source in plan.models:
+        ended = _evaluate_model(context, recipe, plan, source, pool)
+        if ended is not None:
+            return ended
+    count = len(plan.models) * len(plan.suites)
+    return Outcome("succeeded", f"{count} evaluations finished")
+
+
+def _plan(context: RunContext, recipe: EvalRecipe) -> _Plan:
+    with context.db.read() as session:
+        trained = _trained(session, recipe.model)
+    prompt = recipe.prompt or (trained.prompt if trained else Prompt())
+    holdout = _holdout(context, trained)
+    suites = tuple(
+        resolve_suite(
+            spec,
+            data_dir=context.settings.data_dir,
+            seed=recipe.seed,
+            max_tokens=recipe.max_completion_length,
+            stop=tuple(prompt.stop),
+            holdout=holdout if spec.suite == "holdout" else None,
+        )
+        for spec in recipe.suites
+    )
+    models = tuple(find_model(context.db, context.settings, one) for one in _references(recipe, trained))
+    return _Plan(models, suites, prompt)
+
+
+def _references(recipe: EvalRecipe, trained: TrainRecipe | None) -> Iterator[str]:
+    """The recipe's model and those it is against; "base" is what the evaluated run started from."""
+    yield recipe.model
+    for other in recipe.against:
+        if other != BASE:
+            yield other
+        elif trained is None:
+            raise UserError(
+                "no_base",
+                f'against names "base", but {recipe.model} is not a checkpoint of a run; name the base model itself',
+            )
+        else:
+            yield trained.model
+
+
+def _trained(session: Session, reference: str) -> TrainRecipe | None:
+    """Return the recipe of the train run that ``reference`` is a checkpoint of, None for any other model."""
+    if not reference.startswith("run:"):
+        return None
+    recipe = load_recipe(runs.get(session, find_checkpoint(session, reference).run_id).recipe)
+    return recipe if isinstance(recipe, TrainRecipe) else None
+
+
+def _holdout(context: RunContext, trained: TrainRecipe | None) -> ItemSet | None:
+    """Draw the train run's held-out items again: the same seed gives the same items."""
+    if trained is None or trained.data.holdout == 0:
+        return None
+    data = trained.data
+    items = load_items(data.dataset, data.split, data.options, context.settings.data_dir, seed=trained.seed)
+    return split_holdout(items, data.holdout, trained.seed).heldout
+
+
+def _evaluate_model(
+    context: RunContext, recipe: EvalRecipe, plan: _Plan, source: ModelSource, pool: VerifierPool
+) -> Outcome | None:
+    with context.db.read() as session:
+        rows = evaluations.list_for_run(session, context.run_id)
+    done = {
+        (row.model_ref, row.suite, row.samples, row.params["temperature"]) for row in rows if row.status == "finished"
+    }
+    left = [s for s in plan.suites if (source.reference, s.name, s.samples, s.params.temperature) not in done]
+    if not left:
+        return None
+    evaluator, stops = _open(context, recipe, plan, source, pool)
+    for suite in left:
+        _check_lengths(suite, evaluator, recipe.max_prompt_length)
+        answered = evaluator.ask(
+            Asked(
+                suite=suite.name,
+                split=suite.items.split,
+                dataset_hash=suite.items.sha256,
+                verifier=suite.items.verifier,
+                items=suite.items.items,
+                params=replace(suite.params, stop_token_ids=stops),
+                purpose="eval",
+                model_ref=source.reference,
+                checkpoint_sha256=source.sha256,
+                batch_size=recipe.batch_size,
+                seed=recipe.seed,
+                samples=suite.samples,
+            )
+        )
+        if answered is None:
+            return _requested(context)
+        with context.db.fenced(context.fence) as session:
+            evaluator.close(session, answered)
+    evaluator.engine.close()
+    return None
+
+
+def _open(
+    context: RunContext, recipe: EvalRecipe, plan: _Plan, source: ModelSource, pool: VerifierPool
+) -> tuple[Evaluator, tuple[int, ...]]:
+    device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
+    model = load_model(source.folder, torch.float32 if recipe.dtype == "float32" else torch.bfloat16, device)
+    tokenizer = load_tokenizer(source.folder)
+    longest = recipe.max_prompt_length + recipe.max_completion_length
+    try:
+        engine = TransformersEngine(model, tokenizer, max_model_len=longest, max_batch_size=recipe.batch_size)
+    except EngineError as problem:
+        raise UserError(
+            "too_long_for_model", f"{problem}; lower max_prompt_length or max_completion_length"
+        ) from problem
+
+    def decode(token_ids: object) -> str:
+        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)  # type: ignore[call-overload]
+        return text
+
+    evaluator = Evaluator(context, engine, Renderer(tokenizer, plan.prompt), decode, pool)
+    return evaluator, stop_token_ids(model, tokenizer)
+
+
+def _check_lengths(suite: Suite, evaluator: Evaluator, limit: int) -> None:
+    for item in suite.items:
+        length = len(evaluator.render(item).token_ids)
+        if length > limit:
+            raise UserError(
+                "prompt_too_long",
+                f"item {item.id} of suite {suite.name} has a prompt of {length} tokens, above max_prompt_length {limit}; "
+                f"raise max_prompt_length to {length}",
+            )
+
+
+def _requested(context: RunContext) -> Outcome:
+    match context.control.requested:
+        case "cancel":
+            return Outcome("cancelled", "cancelled by request; finished evaluations stay")
+        case "pause":
+            return Outcome("paused", "paused by request")
+        case _:
+            return Outcome("interrupted", "the worker is shutting down")

@@ -21,8 +21,8 @@ CUDA_CONTEXT_BYTES = int(0.7 * GIB)  # estimate: context, cuBLAS workspaces
 ALLOCATOR_SLACK = 0.05  # estimate: share of the phase's memory lost to the caching allocator's blocks
 HOST_BYTES = 2 * GIB  # estimate: host side of a CUDA process
 
-ROLLOUT_ROWS = 64  # sequences the transformers engine decodes together
-ROLLOUT_TOKENS = 131_072  # and their padded tokens
+ROLLOUT_ROWS = 64  # sequences that are decoded together at most
+ROLLOUT_TOKENS = 131_072  # and their padded tokens, where memory allows as many
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,16 @@ def saved_per_layer(facts: ModelFacts, tokens: int, row: int, width: int) -> int
     return tokens * per_token
 
 
-def train_memory(recipe: TrainRecipe, facts: ModelFacts, micro_tokens: int) -> Memory:
-    """Memory of a train run whose micro-batches hold ``micro_tokens`` padded tokens."""
+def train_memory(
+    recipe: TrainRecipe, facts: ModelFacts, micro_tokens: int, rollout_tokens: int = ROLLOUT_TOKENS
+) -> Memory:
+    """Memory of a train run with ``micro_tokens`` padded tokens a micro-batch and ``rollout_tokens`` a decoding batch."""
     width = element_bytes(recipe.dtype)
     cuda = recipe.device.kind == "cuda"
     static, pinned = _train_static(recipe, facts, width)
     update = _backward(recipe, facts, micro_tokens, width)
     step = {"optimizer_workspace": 3 * 4 * facts.embedding_parameters}
-    rollout = _rollout(recipe, facts, width)
+    rollout = _rollout(recipe, facts, width, rollout_tokens)
     phases = {"rollout": rollout, "backward": update, "step": step}
     if cuda:
         phases = {name: _with_slack(phase) for name, phase in phases.items()}
@@ -80,12 +82,13 @@ def train_memory(recipe: TrainRecipe, facts: ModelFacts, micro_tokens: int) -> M
     return Memory(static, phases, pinned, HOST_BYTES + pinned + saved if cuda else 0)
 
 
-def eval_memory(recipe: EvalRecipe, facts: ModelFacts) -> Memory:
+def eval_memory(recipe: EvalRecipe, facts: ModelFacts, rollout_tokens: int = ROLLOUT_TOKENS) -> Memory:
     """Memory of an eval run: the weights and one batch."""
     width = element_bytes(recipe.dtype)
     cuda = recipe.device.kind == "cuda"
     static = {"weights": facts.parameters * width, **_process(cuda)}
-    phase = _decoding(facts, recipe.batch_size, recipe.max_prompt_length + recipe.max_completion_length, width)
+    length = recipe.max_prompt_length + recipe.max_completion_length
+    phase = _decoding(facts, recipe.batch_size, length, width, rollout_tokens)
     return Memory(static, {"generation": _with_slack(phase) if cuda else phase}, 0, HOST_BYTES if cuda else 0)
 
 
@@ -154,21 +157,21 @@ def _backward(recipe: TrainRecipe, facts: ModelFacts, tokens: int, width: int) -
     }
 
 
-def _rollout(recipe: TrainRecipe, facts: ModelFacts, width: int) -> dict[str, int]:
+def _rollout(recipe: TrainRecipe, facts: ModelFacts, width: int, tokens: int) -> dict[str, int]:
     samples = recipe.prompts_per_step * recipe.num_generations
-    phase = _decoding(facts, samples, recipe.max_prompt_length + recipe.max_completion_length, width)
+    phase = _decoding(facts, samples, recipe.max_prompt_length + recipe.max_completion_length, width, tokens)
     if recipe.looks is not None:
         length = recipe.max_prompt_length + (recipe.looks.max_completion_length or recipe.max_completion_length)
-        look = _decoding(facts, recipe.looks.batch_size, length, width)
+        look = _decoding(facts, recipe.looks.batch_size, length, width, tokens)
         phase = max(phase, look, key=lambda components: sum(components.values()))
     if recipe.engine == "vllm":
         phase["engine_weights"] = 2 * facts.parameters
     return phase
 
 
-def _decoding(facts: ModelFacts, samples: int, length: int, width: int) -> dict[str, int]:
+def _decoding(facts: ModelFacts, samples: int, length: int, width: int, tokens: int) -> dict[str, int]:
     """One batch of the engine: its cache to the last token, and the last position's logits in fp32 with two temporaries."""
-    rows = max(1, min(samples, ROLLOUT_ROWS, ROLLOUT_TOKENS // length))
+    rows = max(1, min(samples, ROLLOUT_ROWS, tokens // length))
     return {
         "kv_cache": rows * length * kv_bytes_per_token(facts, width),
         "decode_logits": 3 * rows * facts.vocab * 4,

@@ -4,21 +4,21 @@ A change is one field of the recipe. They are tried in the order of how little t
 change no result (micro-batch, chunk, offloading), then precision of the moments, then lengths, then adapters.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from core.planning.cost import disk_bytes
 from core.planning.facts import PlanError, model_facts
-from core.planning.memory import GIB, PROCESS_BYTES, Memory, eval_memory, train_memory
+from core.planning.memory import GIB, PROCESS_BYTES, ROLLOUT_TOKENS, Memory, eval_memory, train_memory
 from core.recipes.analysis import AnalysisRecipe
 from core.recipes.catalogue import ModelFacts
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.train import Lora, TrainRecipe
 
 LARGEST_MICRO_BATCH = 16_384  # padded tokens; larger ones are not faster
-HEADROOM = 0.9  # share of the budget that a chosen micro-batch may fill, since some components are estimates
+HEADROOM = 0.9  # share of the budget that chosen batches may fill, since some components are estimates
 SMALLEST_CHUNK = 64
 SMALLEST_COMPLETION = 16
 
@@ -37,6 +37,8 @@ class Plan:
 
     ``peak_gib`` is what always exists plus the largest phase, so it is less than the sum of the components.
     ``smallest_change`` is one recipe field and its value, None when the recipe fits or no single change is enough.
+    ``micro_batch_tokens`` and ``rollout_tokens`` are the padded tokens per micro-batch and per decoding batch that the
+    prediction holds for, so the trainer and its engine must use them; neither changes what a run computes.
     """
 
     fits: bool
@@ -48,6 +50,7 @@ class Plan:
     disk_gib: float
     smallest_change: str | None
     micro_batch_tokens: int | None
+    rollout_tokens: int | None
     checkpointed_layers: int
 
 
@@ -74,46 +77,72 @@ def plan(
             return _plan_analysis(card, facts)
 
 
-def train_budget(recipe: TrainRecipe | EvalRecipe, card: Card) -> int:
+def budget_bytes(recipe: TrainRecipe | EvalRecipe, card: Card) -> int:
     """Bytes the run may use."""
     return int(min(card.memory_gib, recipe.device.memory_gib) * GIB)
 
 
-def micro_batch_tokens(recipe: TrainRecipe, facts: ModelFacts, budget: int) -> int:
-    """Padded tokens per micro-batch: the recipe's, else as many whole longest sequences as fit.
+@dataclass(frozen=True)
+class Batches:
+    """Padded tokens per micro-batch and per decoding batch."""
 
-    A sequence longer than the recipe's value has a micro-batch of its own, so less than one longest sequence is never
-    planned for.
+    micro: int
+    rollout: int
+
+
+def train_batches(recipe: TrainRecipe, facts: ModelFacts, budget: int) -> Batches:
+    """The largest batches that leave headroom in ``budget``: each is sized with the other at its smallest.
+
+    A micro-batch holds whole longest sequences; where the recipe sets its size, a longer sequence still has one of its own.
     """
     longest = recipe.max_prompt_length + recipe.max_completion_length
+    rollout = _rollout_tokens(longest, lambda tokens: train_memory(recipe, facts, longest, tokens).peak, budget)
     if recipe.micro_batch_tokens is not None:
-        return max(recipe.micro_batch_tokens, longest)
+        return Batches(max(recipe.micro_batch_tokens, longest), rollout)
     rows = max(1, min(LARGEST_MICRO_BATCH // longest, recipe.prompts_per_update * recipe.num_generations))
-    while rows > 1 and train_memory(recipe, facts, rows * longest).peak > HEADROOM * budget:
+    while rows > 1 and train_memory(recipe, facts, rows * longest, rollout).peak > HEADROOM * budget:
         rows -= 1
-    return rows * longest
+    return Batches(rows * longest, rollout)
+
+
+def _rollout_tokens(longest: int, peak: Callable[[int], int], budget: int) -> int:
+    """Halve the decoding batch until its phase leaves headroom, down to one longest sequence."""
+    tokens = ROLLOUT_TOKENS
+    while tokens > longest and peak(tokens) > HEADROOM * budget:
+        tokens //= 2
+    return max(tokens, longest)
+
+
+def _train_at(recipe: TrainRecipe, facts: ModelFacts, budget: int) -> tuple[Memory, Batches]:
+    batches = train_batches(recipe, facts, budget)
+    return train_memory(recipe, facts, batches.micro, batches.rollout), batches
+
+
+def _eval_at(recipe: EvalRecipe, facts: ModelFacts, budget: int) -> tuple[Memory, int]:
+    longest = recipe.max_prompt_length + recipe.max_completion_length
+    tokens = _rollout_tokens(longest, lambda size: eval_memory(recipe, facts, size).peak, budget)
+    return eval_memory(recipe, facts, tokens), tokens
 
 
 def _plan_train(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Plan:
-    budget = train_budget(recipe, card)
-    tokens = micro_batch_tokens(recipe, facts, budget)
-    memory = train_memory(recipe, facts, tokens)
+    budget = budget_bytes(recipe, card)
+    memory, batches = _train_at(recipe, facts, budget)
     fits = memory.peak <= budget
     return _result(
         memory,
         budget,
         change=None if fits else _smallest(_train_changes(recipe, card, facts)),
         disk=disk_bytes(recipe, facts),
-        micro=tokens,
+        batches=(batches.micro, batches.rollout),
         layers=facts.layers if recipe.device.kind == "cuda" else 0,
     )
 
 
 def _plan_eval(recipe: EvalRecipe, card: Card, facts: ModelFacts) -> Plan:
-    budget = train_budget(recipe, card)
-    memory = eval_memory(recipe, facts)
-    fits = memory.peak <= budget
-    return _result(memory, budget, change=None if fits else _smallest(_eval_changes(recipe, card, facts)))
+    budget = budget_bytes(recipe, card)
+    memory, tokens = _eval_at(recipe, facts, budget)
+    change = None if memory.peak <= budget else _smallest(_eval_changes(recipe, card, facts))
+    return _result(memory, budget, change=change, batches=(None, tokens))
 
 
 def _plan_analysis(card: Card, facts: ModelFacts) -> Plan:
@@ -124,7 +153,13 @@ def _plan_analysis(card: Card, facts: ModelFacts) -> Plan:
 
 
 def _result(
-    memory: Memory, budget: int, *, change: str | None = None, disk: int = 0, micro: int | None = None, layers: int = 0
+    memory: Memory,
+    budget: int,
+    *,
+    change: str | None = None,
+    disk: int = 0,
+    batches: tuple[int | None, int | None] = (None, None),
+    layers: int = 0,
 ) -> Plan:
     components = dict(memory.static)
     slack = 0
@@ -141,7 +176,8 @@ def _result(
         pinned_gib=_gib(memory.pinned),
         disk_gib=_gib(disk),
         smallest_change=change,
-        micro_batch_tokens=micro,
+        micro_batch_tokens=batches[0],
+        rollout_tokens=batches[1],
         checkpointed_layers=layers,
     )
 
@@ -161,8 +197,8 @@ def _smallest(changes: Iterator[Change]) -> str | None:
 def _train_changes(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Iterator[Change]:
     def tried(text: str, **update: Any) -> Change:
         changed = recipe.model_copy(update=update)
-        budget = train_budget(changed, card)
-        return text, train_memory(changed, facts, micro_batch_tokens(changed, facts, budget)).peak <= budget
+        budget = budget_bytes(changed, card)
+        return text, _train_at(changed, facts, budget)[0].peak <= budget
 
     longest = recipe.max_prompt_length + recipe.max_completion_length
     if recipe.device.memory_gib < card.memory_gib:
@@ -191,15 +227,12 @@ def _train_changes(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Iterat
 def _eval_changes(recipe: EvalRecipe, card: Card, facts: ModelFacts) -> Iterator[Change]:
     def tried(text: str, **update: Any) -> Change:
         changed = recipe.model_copy(update=update)
-        return text, eval_memory(changed, facts).peak <= train_budget(changed, card)
+        budget = budget_bytes(changed, card)
+        return text, _eval_at(changed, facts, budget)[0].peak <= budget
 
     if recipe.device.memory_gib < card.memory_gib:
         device = recipe.device.model_copy(update={"memory_gib": float(card.memory_gib)})
         yield tried(f"device.memory_gib {card.memory_gib:g}", device=device)
-    size = recipe.batch_size // 2
-    while size >= 1:
-        yield tried(f"batch_size {size}", batch_size=size)
-        size //= 2
     if recipe.device.kind == "cuda" and recipe.dtype == "float32":
         yield tried("dtype bfloat16", dtype="bfloat16")
     for length in _shorter(recipe.max_completion_length):

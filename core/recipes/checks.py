@@ -15,7 +15,7 @@ from core.recipes.evaluation import EvalRecipe
 from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.model_refs import is_run_ref
 from core.recipes.resolution import smallest_pool
-from core.recipes.sources import FILE, HOLDOUT, dataset_items, option_faults, splits, verifier
+from core.recipes.sources import HOLDOUT, dataset_items, option_faults, splits, suite_items, verifier
 from core.recipes.train import DamageStop, Looks, TrainRecipe
 
 
@@ -137,26 +137,25 @@ def _options(name: str, options: Mapping[str, Any], place: str, *needs: str) -> 
 def _rewards(recipe: TrainRecipe) -> Iterator[Finding]:
     dataset = recipe.data.dataset
     own = verifier(dataset)
-    if "auto" in recipe.rewards and own in recipe.rewards:
+    graders = [term for term in recipe.rewards if term in VERIFIERS or term == "auto"]
+    if own is not None:
+        for term in graders:
+            if term not in ("auto", own):
+                yield _finding(
+                    f"rewards.{term}",
+                    f"the verifier {term} cannot grade {dataset}",
+                    f"allowed: auto, {own}",
+                    "data.dataset",
+                )
+        graders = [term for term in graders if term in ("auto", own)]
+    if len(graders) > 1:
         yield _finding(
-            f"rewards.{own}",
-            f"auto already is {own} for {dataset}",
-            "keep one of the two",
+            f"rewards.{graders[1]}",
+            f"{' and '.join(graders)} are one verifier counted twice: a data set's items have one verifier",
+            "keep one of them",
             "data.dataset",
-            "rewards.auto",
+            f"rewards.{graders[0]}",
         )
-    if dataset.startswith(FILE):
-        return
-    # Generated items have plain answers too, so math can grade them; tests and instruction checks belong to their own data.
-    usable = {own, "math"} if own == "reasoning_gym" else {own}
-    for term in recipe.rewards:
-        if term in VERIFIERS and term not in usable:
-            yield _finding(
-                f"rewards.{term}",
-                f"the verifier {term} cannot grade {dataset}",
-                f"allowed: auto, {allowed(sorted(usable))}",
-                "data.dataset",
-            )
 
 
 def _looks(recipe: TrainRecipe) -> Iterator[Finding]:
@@ -248,6 +247,14 @@ def _suites(recipe: EvalRecipe) -> Iterator[Finding]:
                 "holdout belongs to a run, and the model is not a run's",
                 "name a suite, or a model run:ID/...",
                 "model",
+            )
+        size = suite_items(spec.suite)
+        if spec.items is not None and size is not None and spec.items > size:
+            yield _finding(
+                f"{place}.items",
+                f"{spec.suite} has {size} items, not {spec.items}",
+                f"at most {size}",
+                f"{place}.suite",
             )
         known = splits(spec.suite)
         if known is not None and spec.split not in known:

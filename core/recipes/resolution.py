@@ -96,7 +96,7 @@ def _rule(m: int | None, pool: int) -> str:
 
 
 def _fill_rewards(recipe: TrainRecipe) -> dict[str, float]:
-    own = verifier(recipe.data.dataset)
+    own = verifier(recipe.data.dataset) or "auto"
     return {(own if term == "auto" else term): weight for term, weight in recipe.rewards.items()}
 
 

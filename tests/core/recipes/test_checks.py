@@ -167,6 +167,7 @@ def test_the_default_reward_is_the_datas_own_verifier(train: dict[str, Any]) -> 
 @pytest.mark.parametrize(("dataset", "rewards", "place"), [
     ("gsm8k", {"reasoning_gym": 1}, "rewards.reasoning_gym"), ("gsm8k", {"code": 1}, "rewards.code"),
     ("mbpp", {"math": 1}, "rewards.math"), ("gsm8k", {"auto": 1, "math": 1}, "rewards.math"),
+    ("reasoning_gym:chain_sum", {"math": 1}, "rewards.math"),
     ("gsm8k", {"math": 0, "length": 0}, "rewards"), ("reasoning_gym:chain_sum", {"instructions": 1}, "rewards.instructions"),
 ])  # fmt: skip
 def test_a_reward_can_grade_its_data(
@@ -175,8 +176,11 @@ def test_a_reward_can_grade_its_data(
     assert list(problems({**train, "data": {"dataset": dataset, "holdout": 10}, "rewards": rewards})) == [place]
 
 
-def test_math_may_grade_generated_items(train: dict[str, Any]) -> None:
-    assert parse_recipe({**train, "data": "reasoning_gym:chain_sum", "rewards": {"math": 1}})
+def test_a_files_items_name_their_own_verifier(train: dict[str, Any], problems: Any) -> None:
+    raw = {**train, "data": "file:mine.jsonl"}
+    assert parse_recipe(raw).rewards == {"auto": 1.0}
+    assert parse_recipe({**raw, "rewards": {"math": 1}}).rewards == {"math": 1.0}
+    assert list(problems({**raw, "rewards": {"math": 1, "code": 1}})) == ["rewards.code"]
 
 
 def test_prompt_and_completion_fit_the_models_positions(train: dict[str, Any], problems: Any) -> None:
@@ -198,6 +202,11 @@ def test_momentum_belongs_to_sgd(train: dict[str, Any], problems: Any) -> None:
 def test_several_greedy_samples_are_refused(evaluation: dict[str, Any], problems: Any) -> None:
     raw = {**evaluation, "suites": ["gsm8k", {"suite": "aime24", "n": 4, "temperature": 0}]}
     assert list(problems(raw)) == ["suites.1.temperature"]
+
+
+def test_a_suite_is_not_asked_more_items_than_it_has(evaluation: dict[str, Any], problems: Any) -> None:
+    assert parse_recipe({**evaluation, "suites": [{"suite": "aime24", "items": 30}]})
+    assert list(problems({**evaluation, "suites": [{"suite": "aime24", "items": 31}]})) == ["suites.0.items"]
 
 
 def test_sampled_suites_use_the_papers_values_by_default(evaluation: dict[str, Any]) -> None:

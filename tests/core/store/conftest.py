@@ -1,6 +1,7 @@
 """The same tests on SQLite and on a real PostgreSQL server.
 
-Each test has a fresh database: on SQLite a copy of a file that was migrated once, on PostgreSQL one database that is emptied in between.
+Each test has a fresh database: on SQLite a copy of a file that was migrated once, on PostgreSQL one database that is
+emptied in between.
 """
 
 import shutil
@@ -57,7 +58,9 @@ def postgres_migrated(postgres_admin: Any) -> Iterator[tuple[str, Callable[[], N
     emptied = ["SET LOCAL session_replication_role = replica"]
     for table in Base.metadata.tables.values():
         emptied.append(f"DELETE FROM {table.name}")
-        emptied += [f"ALTER SEQUENCE {table.name}_{c.name}_seq RESTART" for c in table.c if c is table.autoincrement_column]
+        emptied += [
+            f"ALTER SEQUENCE {table.name}_{c.name}_seq RESTART" for c in table.c if c is table.autoincrement_column
+        ]
 
     def empty() -> None:
         with engine.begin() as connection:

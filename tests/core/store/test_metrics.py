@@ -150,7 +150,9 @@ def test_a_thinned_curve_is_read_from_the_index_alone(db: Database, held) -> Non
     plans = []
     with db.engine.connect() as connection:
         for sql, values in [entry for entry in seen if "FROM metrics" in entry[0]]:
-            plans.append(" ".join(str(row[3]) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values)))
+            plans.append(
+                " ".join(str(row[3]) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", values))
+            )
     assert all("SEARCH metrics" in plan and "SCAN" not in plan for plan in plans)
     assert "USING COVERING INDEX ix_metrics_level" in plans[0]
     assert "level=? AND step>? AND step<?" in plans[0]

@@ -82,7 +82,7 @@ def test_a_database_from_the_future_is_refused(empty_url: str) -> None:
     with database.write() as session:
         session.execute(text("UPDATE alembic_version SET version_num = 'f0f0f0'"))
     database.dispose()
-    with pytest.raises(SchemaMismatch, match="f0f0f0.*newer version"):
+    with pytest.raises(SchemaMismatch, match=r"f0f0f0.*newer version"):
         require_head(empty_url)
     with pytest.raises(SchemaMismatch, match="newer version"):
         migrate(empty_url)

@@ -167,7 +167,9 @@ def test_a_stale_fence_raises_and_changes_nothing(db: Database, make_run, claim,
 
 def _snapshot(db: Database) -> list[list[tuple]]:
     with db.read() as session:
-        return [[tuple(row) for row in session.execute(select(model.__table__))] for model in (Run, Attempt, Metric, Outbox)]
+        return [
+            [tuple(row) for row in session.execute(select(model.__table__))] for model in (Run, Attempt, Metric, Outbox)
+        ]
 
 
 def test_a_fence_given_up_in_a_unit_is_stale_in_the_same_unit(db: Database, held: queue.Claim) -> None:

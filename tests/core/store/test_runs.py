@@ -65,14 +65,18 @@ def test_listing_filters_by_kind_state_tag_model_and_time(db: Database, make_run
         with db.read() as session:
             return [run.id for run in runs.list_page(session, **filters).items]
 
-    assert listed(kind="eval") == listed(state="cancelled") == listed(tag="y") == listed(model="other") == [evaluation.id]
+    assert (
+        listed(kind="eval") == listed(state="cancelled") == listed(tag="y") == listed(model="other") == [evaluation.id]
+    )
     assert listed(tag="x") == [evaluation.id, train.id]
     assert listed(created_from=evaluation.created_at, created_to=evaluation.created_at + 1) == [evaluation.id]
     assert listed(created_to=train.created_at) == []
     assert listed(tag="x", kind="train", state="cancelled") == []
 
 
-@pytest.mark.parametrize("bad", [{"after": "x"}, {"after": "-1"}, {"after": "1:2"}, {"limit": 0}, {"limit": 1001}, {"after": "9" * 30}])
+@pytest.mark.parametrize(
+    "bad", [{"after": "x"}, {"after": "-1"}, {"after": "1:2"}, {"limit": 0}, {"limit": 1001}, {"after": "9" * 30}]
+)
 def test_bad_cursors_and_limits_are_refused(db: Database, bad: dict) -> None:
     with pytest.raises(BadCursor), db.read() as session:
         runs.list_page(session, **bad)
@@ -147,7 +151,13 @@ def test_progress_keeps_the_last_finished_step(db: Database, held) -> None:
         runs.progress(session, held.fence, phase="final look", done=1, total=80, unit="item")
     with db.read() as session:
         run = runs.get(session, held.run_id)
-    assert (run.phase, run.progress_done, run.progress_total, run.progress_unit, run.step) == ("final look", 1, 80, "item", 3)
+    assert (run.phase, run.progress_done, run.progress_total, run.progress_unit, run.step) == (
+        "final look",
+        1,
+        80,
+        "item",
+        3,
+    )
 
 
 def test_the_place_in_the_queue_says_why_a_run_waits(db: Database, make_run, claim) -> None:

@@ -9,7 +9,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +264,8 @@ def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -
     configured = model.generation_config.eos_token_id if model.generation_config else None
     ids = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None}))
+
+
+def text_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """Return the function that turns sampled ids into text for display and grading, special tokens left out."""
+    return lambda token_ids: str(tokenizer.decode(list(token_ids), skip_special_tokens=True))

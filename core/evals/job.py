@@ -11,7 +11,7 @@ import torch
 from sqlalchemy.orm import Session
 
 from core.engines.base import EngineError
-from core.engines.models import ModelError, load_model, load_tokenizer, stop_token_ids
+from core.engines.models import ModelError, load_model, load_tokenizer, stop_token_ids, text_decoder
 from core.engines.references import ModelSource, find_checkpoint, find_model
 from core.engines.transformers_engine import TransformersEngine
 from core.evals.rendering import Renderer
@@ -174,11 +174,7 @@ def _open(
             "too_long_for_model", f"{problem}; lower max_prompt_length or max_completion_length"
         ) from problem
 
-    def decode(token_ids: object) -> str:
-        text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)  # type: ignore[call-overload]
-        return text
-
-    evaluator = Evaluator(context, engine, Renderer(tokenizer, plan.prompt), decode, pool)
+    evaluator = Evaluator(context, engine, Renderer(tokenizer, plan.prompt), text_decoder(tokenizer), pool)
     return evaluator, stop_token_ids(model, tokenizer)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from core.engines.base import EngineError, SamplingParams
-from core.engines.models import ModelError, stop_token_ids
+from core.engines.models import ModelError, stop_token_ids, text_decoder
 from core.engines.references import find_model
 from core.engines.transformers_engine import TransformersEngine
 from core.evals.stored import Evaluator
@@ -81,6 +81,7 @@ class _Training:
         look_length = (recipe.looks.max_completion_length if recipe.looks else None) or recipe.max_completion_length
         longest = recipe.max_prompt_length + max(recipe.max_completion_length, look_length)
         self._engine = self._open_engine(longest)
+        decode = text_decoder(self._policy.tokenizer)
         frozen = prespecify.load_or_freeze(context, recipe, self._prepared.suites)
         greedy = SamplingParams(
             temperature=0.0,
@@ -92,7 +93,7 @@ class _Training:
             context,
             recipe,
             self._prepared,
-            evaluator=Evaluator(context, self._engine, self._prepared.render, self._decode, pool),
+            evaluator=Evaluator(context, self._engine, self._prepared.render, decode, pool),
             params=greedy,
             rule=frozen.rule,
             key=frozen.key,
@@ -104,7 +105,7 @@ class _Training:
             self._prepared,
             engine=self._engine,
             params=replace(greedy, temperature=recipe.temperature, max_tokens=recipe.max_completion_length),
-            decode=self._decode,
+            decode=decode,
             pool=pool,
         )
         self._progress = _Progress()
@@ -287,7 +288,3 @@ class _Training:
         with self._context.db.fenced(self._context.fence) as session:
             events.append(session, self._context.run_id, kind, payload, self._context.attempt)
         self._log.info("%s: %s", kind, payload)
-
-    def _decode(self, token_ids: Any) -> str:
-        text: str = self._policy.tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text

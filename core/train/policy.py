@@ -31,6 +31,7 @@ class Policy:
     reference: PreTrainedModel
     body: Body
     head: Head
+    reference_body: Body
     reference_head: Head
     device: torch.device
 
@@ -72,7 +73,7 @@ class Policy:
         try:
             yield
         finally:
-            self.model.eval()
+            self.model.train(False)
 
 
 def load_policy(folder: Path, recipe: TrainRecipe, device: torch.device) -> Policy:
@@ -85,7 +86,7 @@ def load_policy(folder: Path, recipe: TrainRecipe, device: torch.device) -> Poli
     if device.type == "cuda":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     body, weight_VH, _ = body_and_head(model)
-    _, reference_VH, _ = body_and_head(reference)
+    reference_body, reference_VH, _ = body_and_head(reference)
     return Policy(
         model=model,
         tokenizer=load_tokenizer(folder),
@@ -93,6 +94,7 @@ def load_policy(folder: Path, recipe: TrainRecipe, device: torch.device) -> Poli
         reference=reference,
         body=body,
         head=Head(weight_VH, recipe.temperature, recipe.logit_chunk_tokens),
+        reference_body=reference_body,
         reference_head=Head(reference_VH, recipe.temperature, recipe.logit_chunk_tokens),
         device=device,
     )

@@ -137,7 +137,7 @@ class StepRunner:
         # Samples taken out of the loss are not scored by it, so their log-probs need a pass of their own for the record.
         scored = not once or not all(sequence.counts for sequence in sequences)
         whole = [score(policy.body, policy.head, part) for part in batches] if scored else None
-        reference = [score(policy.reference.get_decoder(), policy.reference_head, part) for part in batches]
+        reference = [score(policy.reference_body, policy.reference_head, part) for part in batches]
         results: list[UpdateResult] = []
         with policy.training():
             for place, part in enumerate(parts):
@@ -279,7 +279,7 @@ def _by_sequence(count: int, layout: Sequence[MicroBatch], found: Sequence[Tenso
     """Cut each micro-batch's log-probs into sequences and put these in their original order."""
     ordered: dict[int, Tensor] = {}
     for batch, logp_T in zip(layout, found, strict=True):
-        ordered |= dict(zip(batch.indices, logp_T.detach().cpu().split(list(batch.lengths)), strict=True))
+        ordered |= dict(zip(batch.indices, torch.split(logp_T.detach().cpu(), list(batch.lengths)), strict=True))
     return [ordered[place] for place in range(count)]
 
 

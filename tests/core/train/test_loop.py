@@ -66,7 +66,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, pool: VerifierPool) ->
     return what_came_out(service, run_id)
 
 
-@pytest.mark.parametrize("questions", [4, 9])
+@pytest.mark.parametrize("questions", [6, 11])
 def test_killed_again_and_again_it_ends_with_the_same_bits(service, undisturbed, pool, questions) -> None:
     """Each attempt dies at its n-th safe point: in base evaluations, between rollouts and update, in looks."""
 

@@ -1,6 +1,7 @@
 """``python -m worker``: pin the card, then run a Celery worker with fixed arguments (one prefork process, nothing optional)."""
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,13 @@ def main(argv: Sequence[str], command: Command = node.runner_command) -> int:
     arguments = ["worker", "--pool=prefork", "--concurrency=1", "--loglevel=INFO", f"--queues={QUEUE}"]
     arguments += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     arguments += [f"--hostname=driftline-{worker.worker_id}@%h"]
-    app.worker_main(arguments)
+    pid = os.getpid()
+    try:
+        app.worker_main(arguments)
+    finally:
+        # Pool processes are forked inside the call above.
+        if os.getpid() == pid:
+            worker.leave()
     return 0
 
 

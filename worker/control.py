@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from typing import cast, get_args
 
-from core.train.context import Request
+from core.jobs import Request
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class PipeControl:
-    """The requests that reached this process; implements `core.train.context.Control`."""
+    """The requests that reached this process; implements `core.jobs.Control`."""
 
     def __init__(self) -> None:
         self._asked: set[Request] = set()

@@ -29,12 +29,13 @@ class DrainPipe:
             os.close(descriptor)
 
     def follow_parent(self) -> None:
-        """In a forked child: drop the writing end, and drain when the parent's is closed, or on SIGTERM."""
+        """In a forked child: drop the writing end, and drain when the parent's is closed."""
         descriptor, self._write_end = self._write_end, -1
         if descriptor >= 0:
             os.close(descriptor)
-        # systemd and some container tools signal every process, not only the parent.
-        signal.signal(signal.SIGTERM, self._on_signal)
+        # systemd and some container tools signal every process. The parent gets it too and says so over the pipe, whereas
+        # the pool's own handler would end the supervisor in the middle; it leaves a signal alone that is ignored.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         threading.Thread(target=self._await_end, name="drain", daemon=True).start()
 
     def on_signals(self, *numbers: signal.Signals) -> None:
@@ -48,9 +49,6 @@ class DrainPipe:
                     before(received, frame)
 
             signal.signal(number, handler)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.requested = True
 
     def _await_end(self) -> None:
         with contextlib.suppress(OSError):

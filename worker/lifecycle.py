@@ -40,14 +40,9 @@ class WorkerBeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and take the worker's row away."""
+        """End after the heartbeat on its way."""
         self._stop.set()
         self._thread.join(timeout=5.0)
-        try:
-            with self._worker.db.write() as session:
-                queue.remove_worker(session, self._worker.worker_id)
-        except SQLAlchemyError as error:
-            log.warning("could not remove the worker's row (%s); it will age", error)
 
     def _beat(self) -> None:
         while True:

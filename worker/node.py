@@ -4,6 +4,7 @@ The pool process inherits it by fork; `core.store.database.Database` opens its o
 """
 
 import json
+import logging
 import os
 import socket
 import sys
@@ -11,6 +12,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from core.settings import Settings
 from core.store import queue
@@ -21,6 +24,8 @@ from worker.pinning import Device, resolve_device, runner_environment
 from worker.supervisor import Command, Ending, Order, Timing, supervise
 
 DEVICE_VARIABLE = "DRIFTLINE_DEVICE"
+
+log = logging.getLogger(__name__)
 
 
 def runner_command(claim: queue.Claim) -> list[str]:
@@ -52,6 +57,14 @@ class Node:
                 session, hostname=socket.gethostname(), pid=os.getpid(), device=device.as_dict()
             )
         return cls(settings, db, device, worker_id, DrainPipe(), command)
+
+    def leave(self) -> None:
+        """Take this worker's row away; it ages by itself when the database does not answer."""
+        try:
+            with self.db.write() as session:
+                queue.remove_worker(session, self.worker_id)
+        except SQLAlchemyError as error:
+            log.warning("could not remove the worker's row (%s); it will age", error)
 
     def claim(self) -> tuple[queue.Claim, float] | None:
         """Claim the next run, with the monotonic moment just before; None when there is nothing to claim."""

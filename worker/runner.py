@@ -12,28 +12,28 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
+from core.jobs import Outcome, RunContext, UserError
 from core.recipes import AnalysisRecipe, EvalRecipe, RecipeError, TrainRecipe, load_recipe
 from core.settings import Settings
 from core.store import queue, runs
 from core.store.database import Database, Fence
 from core.store.errors import StaleAttempt
 from core.store.states import RunState
-from core.train.context import Outcome, RunContext, UserError
 from worker.control import PipeControl, die_with_parent, kill_own_group, start_guard
 from worker.exits import RunnerExit
 from worker.locks import FileLock
 from worker.logtail import log_tail
 from worker.node import DEVICE_VARIABLE
-from worker.pinning import resolve_device
+from worker.pinning import Device, PinningError, memory_in_use, resolve_device
 
 LOCK_TIMEOUT_S = 60.0
 """Seconds to wait for a predecessor that is still dying to let go of the card and the run."""
 
 _STDIN = 0
+_FOREIGN_BYTES = 2**30
 _VERSIONS = ("driftline", "torch", "transformers", "vllm", "numpy", "safetensors", "reasoning-gym", "math-verify")
 
 Job = Callable[[RunContext], Outcome]
@@ -84,7 +84,8 @@ def dispatch(context: RunContext) -> Outcome:
 def run_attempt(fence: Fence, settings: Settings, control: PipeControl, log: logging.Logger, job: Job | None) -> int:
     device = _device(settings)
     locks = _take_locks(settings, fence, device)
-    log.info("run %s attempt %s on %s (%s)", fence.run_id, fence.attempt, device["name"], device["uuid"])
+    log.info("run %s attempt %s on %s (%s)", fence.run_id, fence.attempt, device.name, device.uuid)
+    _warn_of_foreign_memory(device, log)
     db = Database(settings.database_url)
     with db.fenced(fence) as session:
         queue.runner_started(session, fence, pid=os.getpid(), versions=_versions())
@@ -98,7 +99,7 @@ def run_attempt(fence: Fence, settings: Settings, control: PipeControl, log: log
             settings=settings,
             db=db,
             control=control,
-            device=device,
+            device=device.as_dict(),
             log=log,
         )
         outcome = (job or dispatch)(context)
@@ -135,19 +136,30 @@ def _user_failure(code: str, message: str) -> Outcome:
     return Outcome("failed", message, {"category": "user", "code": code, "message": message})
 
 
-def _take_locks(settings: Settings, fence: Fence, device: Mapping[str, Any]) -> list[FileLock]:
+def _take_locks(settings: Settings, fence: Fence, device: Device) -> list[FileLock]:
     locks = [FileLock(settings.locks_dir, f"run-{fence.run_id}")]
-    if device["kind"] == "cuda":
-        locks.append(FileLock(settings.locks_dir, f"gpu-{device['uuid']}"))
+    if device.kind == "cuda":
+        locks.append(FileLock(settings.locks_dir, f"gpu-{device.uuid}"))
     for lock in locks:
         lock.acquire(LOCK_TIMEOUT_S)
     return locks
 
 
-def _device(settings: Settings) -> dict[str, Any]:
+def _device(settings: Settings) -> Device:
+    """The device the worker pinned; resolved anew when a person starts the runner by hand."""
     raw = os.environ.get(DEVICE_VARIABLE)
-    pinned: dict[str, Any] = json.loads(raw) if raw else resolve_device(settings.gpu).as_dict()
-    return pinned
+    return Device(**json.loads(raw)) if raw else resolve_device(settings.gpu)
+
+
+def _warn_of_foreign_memory(device: Device, log: logging.Logger) -> None:
+    """Say in the run's log that the card is not empty: plans are made for the whole card."""
+    try:
+        used = memory_in_use(device)
+    except PinningError as error:
+        log.warning("%s", error)
+        return
+    if used > _FOREIGN_BYTES:
+        log.warning("other processes use %.1f GiB of the card's memory; the run may not fit", used / 2**30)
 
 
 def _versions() -> dict[str, str]:

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from core.jobs import Request
 from core.settings import Settings
 from core.store import queue
 from core.store.database import Database, Fence
 from core.store.errors import StaleAttempt
-from core.train.context import Request
 from worker.exits import RunnerExit
 from worker.lease import LeaseKeeper
 from worker.logtail import log_tail

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 
-from core.train.context import Outcome
+from core.jobs import Outcome
 from worker.runner import leave, main
 
 

@@ -5,14 +5,17 @@ import logging
 
 import pytest
 
+from core.jobs import Outcome, UserError
 from core.store import queue
 from core.store.database import Fence
 from core.store.errors import StaleAttempt
-from core.train.context import Outcome, UserError
 from worker import runner
 from worker.control import PipeControl
 from worker.exits import RunnerExit
 from worker.locks import FileLock, LockBusyError
+from worker.pinning import Device, PinningError
+
+CARD = Device("cuda", "GPU-1", "card", "570", 0, 24 * 2**30, 2)
 
 
 @pytest.fixture
@@ -86,7 +89,7 @@ def test_a_stale_attempt_never_reaches_its_job(attempt, settings):
 
 
 def test_the_job_gets_its_recipe_its_device_and_its_fence(attempt, settings, monkeypatch):
-    device = {"kind": "cpu", "uuid": "cpu", "name": "cpu"}
+    device = Device("cpu", "cpu", "the worker's own", "", -1, 2**30, 3).as_dict()
     monkeypatch.setenv("DRIFTLINE_DEVICE", json.dumps(device))
     seen = []
 
@@ -101,8 +104,7 @@ def test_the_job_gets_its_recipe_its_device_and_its_fence(attempt, settings, mon
 
 
 def test_a_second_runner_of_one_card_waits_and_gives_up(attempt, settings, monkeypatch):
-    device = {"kind": "cuda", "uuid": "GPU-1", "name": "card"}
-    monkeypatch.setenv("DRIFTLINE_DEVICE", json.dumps(device))
+    monkeypatch.setenv("DRIFTLINE_DEVICE", json.dumps(CARD.as_dict()))
     monkeypatch.setattr(runner, "LOCK_TIMEOUT_S", 0.1)
     holder = FileLock(settings.locks_dir, "gpu-GPU-1")
     holder.acquire(0)
@@ -111,6 +113,26 @@ def test_a_second_runner_of_one_card_waits_and_gives_up(attempt, settings, monke
         run(attempt, settings, lambda _context: pytest.fail("the job was run"))
 
     holder.release()
+
+
+def test_a_card_that_others_use_is_named_in_the_log(attempt, settings, monkeypatch, caplog):
+    monkeypatch.setenv("DRIFTLINE_DEVICE", json.dumps(CARD.as_dict()))
+    monkeypatch.setattr(runner, "memory_in_use", lambda _device: 3 * 2**30)
+
+    run(attempt, settings, lambda _context: Outcome("succeeded", "done"))
+
+    assert "3.0 GiB" in caplog.text
+
+
+def test_a_card_whose_memory_cannot_be_read_does_not_stop_the_run(attempt, settings, monkeypatch, caplog):
+    def unreadable(_device):
+        raise PinningError("NVML failed")
+
+    monkeypatch.setenv("DRIFTLINE_DEVICE", json.dumps(CARD.as_dict()))
+    monkeypatch.setattr(runner, "memory_in_use", unreadable)
+
+    assert run(attempt, settings, lambda _context: Outcome("succeeded", "done")) == RunnerExit.RECORDED
+    assert "NVML failed" in caplog.text
 
 
 def test_a_lock_is_free_again_when_its_holder_lets_go(tmp_path):

@@ -17,7 +17,8 @@ import migrations
 from core.store.database import make_engine
 from core.store.errors import SchemaMismatch
 
-_one_thread = threading.Lock()  # Alembic keeps its context in module globals; between processes the database's lock decides
+# Alembic keeps its context in module globals; between processes the database's lock decides.
+_one_thread = threading.Lock()
 
 
 def migrate(url: str) -> str:

@@ -20,8 +20,8 @@ def _records(verdicts: str, sample: int = 0) -> list[dict]:
     return [
         {
             "item_id": f"item-{position}", "position": position, "sample": sample, "prompt_sha256": "a" * 64,
-            "token_ids": [1, 2], "text": "x", "gold": "4", "extracted": "4", "verdict": names[letter], "reason": None, "finish_reason": "stop",
-            "n_tokens": 2, "verifier_version": "1", "verify_ms": 0.5,
+            "token_ids": [1, 2], "text": "x", "gold": "4", "extracted": "4", "verdict": names[letter], "reason": None,
+            "finish_reason": "stop", "n_tokens": 2, "verifier_version": "1", "verify_ms": 0.5,
         }
         for position, letter in enumerate(verdicts)
     ]  # fmt: skip

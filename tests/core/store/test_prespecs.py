@@ -45,7 +45,8 @@ def test_nothing_is_frozen_after_a_look(db: Database, held) -> None:
             session, held.fence, step=1, purpose="look", model_ref="m", suite="holdout", mode="greedy", n_items=1
         )  # fmt: skip
         looks.add(
-            session, held.fence, step=1, number=1, evaluation_id=evaluation, suite="holdout", n=1, lost=0, gained=0, state="watch"
+            session, held.fence, step=1, number=1, evaluation_id=evaluation, suite="holdout", n=1, lost=0, gained=0,
+            state="watch",
         )  # fmt: skip
     with pytest.raises(FrozenTooLate, match=held.run_id):
         _freeze(db, held.run_id)

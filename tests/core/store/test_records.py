@@ -5,7 +5,7 @@ import math
 import pytest
 from sqlalchemy import update
 
-from core.store import analyses, idempotency, prompts, queue, rollouts, tokens
+from core.store import analyses, counts, idempotency, prompts, queue, rollouts, runs, tokens
 from core.store.database import Database, now
 from core.store.errors import NotFound
 from core.store.models import IdempotencyKey
@@ -166,3 +166,18 @@ def test_keys_are_free_again_after_a_day_or_when_their_process_died(
     with db.write() as session:
         session.execute(update(IdempotencyKey).values(created_at=now(session) - age))
     assert (_begin(db) == idempotency.Fresh()) == fresh
+
+
+def test_gauges_count_runs_by_state_and_unsent_doorbells(db: Database, make_run, claim) -> None:
+    make_run()
+    claim()
+    gone = make_run()
+    make_run()
+    with db.write() as session:
+        runs.request_cancel(session, gone.id)
+        assert counts.runs_by_state(session) == {"running": 1, "cancelled": 1, "queued": 1}
+        runs.delete(session, gone.id)
+        assert counts.runs_by_state(session) == {"running": 1, "queued": 1}
+        assert counts.unsent_doorbells(session) == 3
+        queue.outbox_sent(session, [row.id for row in queue.outbox_pending(session, limit=2)])
+        assert counts.unsent_doorbells(session) == 1

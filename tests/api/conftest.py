@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -140,9 +141,7 @@ class Builder:
                 }
                 | changes,
             )
-            evaluations.add_records(
-                session, fence, made, [_record(index, char) for index, char in enumerate(right)]
-            )
+            evaluations.add_records(session, fence, made, [_record(index, char) for index, char in enumerate(right)])
             evaluations.finish(
                 session,
                 fence,
@@ -154,7 +153,9 @@ class Builder:
             )
         return made
 
-    def look(self, fence: Fence, step: int, number: int, evaluation_id: str, base: str, now: str, **changes: Any) -> str:
+    def look(
+        self, fence: Fence, step: int, number: int, evaluation_id: str, base: str, now: str, **changes: Any
+    ) -> str:
         """Store a look that compares ``now`` with ``base`` item by item."""
         draw = [
             {"item_id": f"item-{index}", "b": float(b), "c": float(c), "d": float(b) - float(c)}
@@ -306,6 +307,29 @@ class FinishedRun:
 def build(client: TestClient, db: Database, settings: Settings) -> Builder:
     """The builder on this test's service."""
     return Builder(client, db, settings)
+
+
+@pytest.fixture(scope="session")
+def finished_home(
+    app: FastAPI, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, FinishedRun]:
+    """The home of a service with one finished run, built once; tests get copies."""
+    home = tmp_path_factory.mktemp("finished")
+    (home / "driftline.db").write_bytes(empty_database.read_bytes())
+    made = Settings(home, f"sqlite:///{home / 'driftline.db'}", "redis://127.0.0.1:1/0")
+    database = Database(made.database_url)
+    app.state.service = replace(app.state.service, settings=made, db=database)
+    run = Builder(TestClient(app, base_url=BASE_URL, client=LOCAL), database, made).finished()
+    database.dispose()
+    return home, run
+
+
+@pytest.fixture
+def finished(finished_home: tuple[Path, FinishedRun], settings: Settings) -> FinishedRun:
+    """A finished run in this test's service. No connection is open yet, so the whole home can be replaced."""
+    home, run = finished_home
+    shutil.copytree(home, settings.home, dirs_exist_ok=True)
+    return run
 
 
 def _record(index: int, char: str) -> dict[str, Any]:

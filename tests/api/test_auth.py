@@ -44,7 +44,8 @@ def test_revoked_token_is_refused(client: TestClient, db: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "read", "submit", "delete"), [("read", 200, 403, 403), ("submit", 200, 201, 403), ("admin", 200, 201, 404)]
+    ("scope", "read", "submit", "delete"),
+    [("read", 200, 403, 403), ("submit", 200, 201, 403), ("admin", 200, 201, 404)],
 )
 def test_scopes_include_the_smaller_ones(
     client: TestClient, db: Database, scope: str, read: int, submit: int, delete: int

@@ -2,7 +2,7 @@
 
 from starlette.testclient import TestClient
 
-from tests.api.conftest import Builder
+from tests.api.conftest import Builder, FinishedRun
 
 
 def test_status_before_any_look_says_not_started(client: TestClient, build: Builder) -> None:
@@ -14,9 +14,8 @@ def test_status_before_any_look_says_not_started(client: TestClient, build: Buil
     assert body["next_look_at_step"] == 4
 
 
-def test_status_counts_the_last_looks_lost_and_gained_items(client: TestClient, build: Builder) -> None:
-    run = build.finished()
-    body = client.get(f"/runs/{run.id}/damage-stop").json()
+def test_status_counts_the_last_looks_lost_and_gained_items(client: TestClient, finished: FinishedRun) -> None:
+    body = client.get(f"/runs/{finished.id}/damage-stop").json()
     # 1111111100 against 1110110111: items 3 and 6 were lost, 8 and 9 gained.
     assert (body["paired"]["lost"], body["paired"]["gained"]) == (2, 2)
     assert body["paired"]["lost_items"] == ["item-3", "item-6"]
@@ -24,9 +23,8 @@ def test_status_counts_the_last_looks_lost_and_gained_items(client: TestClient, 
     assert body["current"]["step"] == 8
 
 
-def test_noise_floor_is_the_base_models_own_flip_rate(client: TestClient, build: Builder) -> None:
-    run = build.finished()
-    base = client.get(f"/runs/{run.id}/damage-stop").json()["base"]
+def test_noise_floor_is_the_base_models_own_flip_rate(client: TestClient, finished: FinishedRun) -> None:
+    base = client.get(f"/runs/{finished.id}/damage-stop").json()["base"]
     assert base["accuracy"] == 0.8
     assert base["noise_floor"] == 0.1  # one of ten items differs between the two base runs
 
@@ -59,9 +57,8 @@ def test_eval_run_has_a_status_too(client: TestClient) -> None:
     assert client.get(f"/runs/{run['id']}/damage-stop").json()["state"] == "not_started"
 
 
-def test_looks_are_listed_by_step_in_the_contracts_fields(client: TestClient, build: Builder) -> None:
-    run = build.finished()
-    body = client.get(f"/runs/{run.id}/looks").json()
+def test_looks_are_listed_by_step_in_the_contracts_fields(client: TestClient, finished: FinishedRun) -> None:
+    body = client.get(f"/runs/{finished.id}/looks").json()
     assert [look["step"] for look in body["data"]] == [4, 8]
     first = body["data"][0]
     contract = {
@@ -72,10 +69,9 @@ def test_looks_are_listed_by_step_in_the_contracts_fields(client: TestClient, bu
     assert first["created_at"].endswith("Z")
 
 
-def test_looks_page_by_cursor(client: TestClient, build: Builder) -> None:
-    run = build.finished()
-    first = client.get(f"/runs/{run.id}/looks?limit=1").json()
+def test_looks_page_by_cursor(client: TestClient, finished: FinishedRun) -> None:
+    first = client.get(f"/runs/{finished.id}/looks?limit=1").json()
     assert first["has_more"] is True
-    second = client.get(f"/runs/{run.id}/looks?limit=1&after={first['next']}").json()
+    second = client.get(f"/runs/{finished.id}/looks?limit=1&after={first['next']}").json()
     assert [look["step"] for look in second["data"]] == [8]
     assert second["next"] is None

@@ -17,7 +17,9 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture
 def small(settings: Settings) -> Iterator[TestClient]:
-    with TestClient(create_app(replace(settings, max_body_bytes=1000), sweep=False), base_url=BASE_URL, client=LOCAL) as made:
+    with TestClient(
+        create_app(replace(settings, max_body_bytes=1000), sweep=False), base_url=BASE_URL, client=LOCAL
+    ) as made:
         yield made
 
 

@@ -9,7 +9,9 @@ from core.settings import Settings
 from tests.api.conftest import BASE_URL, LOCAL, recipe
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8421", "127.0.0.1.evil.example", "localhost.evil", "", "[::"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8421", "127.0.0.1.evil.example", "localhost.evil", "", "[::"]
+)
 def test_foreign_host_is_refused(client: TestClient, host: str) -> None:
     answer = client.get("/runs", headers={"Host": host})
     assert answer.status_code == 403
@@ -80,6 +82,8 @@ def test_no_answer_grants_another_origin_anything(client: TestClient) -> None:
     assert not any(name.startswith("access-control") for name in answer.headers)
 
 
-@pytest.mark.parametrize(("host", "name"), [("[::1]:80", "::1"), ("Example.COM:1", "example.com"), ("[::", ""), ("", "")])
+@pytest.mark.parametrize(
+    ("host", "name"), [("[::1]:80", "::1"), ("Example.COM:1", "example.com"), ("[::", ""), ("", "")]
+)
 def test_host_name_reads_only_well_formed_hosts(host: str, name: str) -> None:
     assert host_name(host) == name

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from core.store import idempotency, queue
 from core.store.database import Database
 from core.store.states import RunState
-from tests.api.conftest import Builder, recipe
+from tests.api.conftest import Builder, FinishedRun, recipe
 
 
 def test_posted_recipe_becomes_a_run_with_location_hash_and_resolved_recipe(client: TestClient) -> None:
@@ -120,17 +120,15 @@ def test_reference_to_an_unknown_run_names_the_field(client: TestClient) -> None
     assert answer.json()["error"]["param"] == "run"
 
 
-def test_prefix_of_a_run_is_stored_as_its_full_id(client: TestClient, build: Builder) -> None:
-    target = build.finished()
-    body = {"kind": "analysis", "run": f"run:{target.id[:6]}", "compute": ["weight_linearity"]}
+def test_prefix_of_a_run_is_stored_as_its_full_id(client: TestClient, finished: FinishedRun) -> None:
+    body = {"kind": "analysis", "run": f"run:{finished.id[:6]}", "compute": ["weight_linearity"]}
     made = client.post("/runs", json=body).json()
-    assert made["recipe"]["run"] == f"run:{target.id}"
-    assert made["submitted"]["run"] == f"run:{target.id[:6]}"
+    assert made["recipe"]["run"] == f"run:{finished.id}"
+    assert made["submitted"]["run"] == f"run:{finished.id[:6]}"
 
 
-def test_checkpoint_reference_needs_that_checkpoint(client: TestClient, build: Builder) -> None:
-    target = build.finished()
-    body = {"kind": "eval", "model": f"run:{target.id}/step-5", "suites": ["gsm8k"], "device": {"kind": "cpu"}}
+def test_checkpoint_reference_needs_that_checkpoint(client: TestClient, finished: FinishedRun) -> None:
+    body = {"kind": "eval", "model": f"run:{finished.id}/step-5", "suites": ["gsm8k"], "device": {"kind": "cpu"}}
     answer = client.post("/runs", json=body)
     assert answer.status_code == 422
     assert "no checkpoint at step 5" in answer.json()["error"]["message"]
@@ -219,8 +217,8 @@ def test_pages_do_not_shift_when_runs_are_added(client: TestClient, build: Build
         ("created_to=2020-01-01T00:00:00Z", 0),
     ],
 )
+@pytest.mark.usefixtures("finished")
 def test_filters_of_the_list(client: TestClient, build: Builder, query: str, count: int) -> None:
-    build.finished()
     build.queued()
     assert len(client.get(f"/runs?{query}").json()["data"]) == count
 
@@ -245,7 +243,7 @@ def test_filters_of_the_list(client: TestClient, build: Builder, query: str, cou
 def test_unusable_query_is_refused_with_the_parameter_named(client: TestClient, query: str) -> None:
     answer = client.get(f"/runs?{query}")
     assert answer.status_code == 422
-    assert answer.json()["error"]["param"] == query.split("=")[0]
+    assert answer.json()["error"]["param"] == query.split("=", maxsplit=1)[0]
 
 
 @pytest.mark.parametrize("name", ["zzz", "abcdef", "a" * 13, "%00", "..%2f..", "A" * 12, "9" * 40])
@@ -295,8 +293,8 @@ def test_eta_follows_the_recent_time_per_step(client: TestClient, build: Builder
     assert "median of the last 2 steps" in eta["basis"]
 
 
-def test_finished_run_has_no_queue_and_no_eta(client: TestClient, build: Builder) -> None:
-    body = client.get(f"/runs/{build.finished().id}").json()
+def test_finished_run_has_no_queue_and_no_eta(client: TestClient, finished: FinishedRun) -> None:
+    body = client.get(f"/runs/{finished.id}").json()
     assert (body["queue"], body["eta"]) == (None, None)
     assert body["liveness"]["state"] == "ended"
     assert body["finished_at"].endswith("Z")
@@ -325,20 +323,19 @@ def test_paused_run_resumes_into_the_queue(client: TestClient, build: Builder, d
 
 
 @pytest.mark.parametrize("action", ["cancel", "pause", "resume"])
-def test_final_run_cannot_be_changed(client: TestClient, build: Builder, action: str) -> None:
-    answer = client.post(f"/runs/{build.finished().id}/{action}")
+def test_final_run_cannot_be_changed(client: TestClient, finished: FinishedRun, action: str) -> None:
+    answer = client.post(f"/runs/{finished.id}/{action}")
     error = answer.json()["error"]
     assert answer.status_code == 409
     assert error["code"] == "illegal_transition"
     assert error["hint"]
 
 
-def test_deleted_run_is_gone_with_its_files(client: TestClient, build: Builder) -> None:
-    run = build.finished()
-    folder = build.settings.run_dir(run.id)
+def test_deleted_run_is_gone_with_its_files(client: TestClient, build: Builder, finished: FinishedRun) -> None:
+    folder = build.settings.run_dir(finished.id)
     assert folder.is_dir()
-    assert client.delete(f"/runs/{run.id}").status_code == 204
-    assert client.get(f"/runs/{run.id}").status_code == 404
+    assert client.delete(f"/runs/{finished.id}").status_code == 204
+    assert client.get(f"/runs/{finished.id}").status_code == 404
     assert not folder.exists()
 
 
@@ -349,28 +346,25 @@ def test_run_that_is_not_final_cannot_be_deleted(client: TestClient, build: Buil
 # ---- forks
 
 
-def test_fork_begins_from_the_last_checkpoint_with_overrides_merged(client: TestClient, build: Builder) -> None:
-    parent = build.finished()
-    answer = client.post(f"/runs/{parent.id}/fork", json={"overrides": {"learning_rate": 5e-6, "looks": {"m": 8}}})
+def test_fork_begins_from_the_last_checkpoint_with_overrides_merged(client: TestClient, finished: FinishedRun) -> None:
+    answer = client.post(f"/runs/{finished.id}/fork", json={"overrides": {"learning_rate": 5e-6, "looks": {"m": 8}}})
     child = answer.json()
     assert answer.status_code == 201
-    assert child["recipe"]["model"] == f"run:{parent.id}/step-8"
-    assert (child["parent_id"], child["parent_step"]) == (parent.id, 8)
+    assert child["recipe"]["model"] == f"run:{finished.id}/step-8"
+    assert (child["parent_id"], child["parent_step"]) == (finished.id, 8)
     assert child["recipe"]["looks"]["every"] == 4
     assert child["recipe_diff"]["learning_rate"] == {"from": 1e-6, "to": 5e-6}
     assert child["recipe_diff"]["looks.m"] == {"from": 16, "to": 8}
     assert child["exploratory"] is False
 
 
-def test_null_override_removes_a_field(client: TestClient, build: Builder) -> None:
-    parent = build.finished()
-    child = client.post(f"/runs/{parent.id}/fork", json={"overrides": {"damage_stop": None}}).json()
+def test_null_override_removes_a_field(client: TestClient, finished: FinishedRun) -> None:
+    child = client.post(f"/runs/{finished.id}/fork", json={"overrides": {"damage_stop": None}}).json()
     assert child["recipe"]["damage_stop"] is None
 
 
-def test_fork_from_scratch_keeps_the_parents_model(client: TestClient, build: Builder) -> None:
-    parent = build.finished()
-    child = client.post(f"/runs/{parent.id}/fork", json={"from_step": "scratch"}).json()
+def test_fork_from_scratch_keeps_the_parents_model(client: TestClient, finished: FinishedRun) -> None:
+    child = client.post(f"/runs/{finished.id}/fork", json={"from_step": "scratch"}).json()
     assert child["recipe"]["model"] == "smollm2-135m"
     assert child["parent_step"] is None
 
@@ -399,16 +393,15 @@ def test_fork_of_a_damage_stopped_run_is_exploratory(client: TestClient, build: 
     ],
 )
 def test_unusable_fork_names_the_field(
-    client: TestClient, build: Builder, body: dict[str, Any], status: int, param: str
+    client: TestClient, finished: FinishedRun, body: dict[str, Any], status: int, param: str
 ) -> None:
-    answer = client.post(f"/runs/{build.finished().id}/fork", json=body)
+    answer = client.post(f"/runs/{finished.id}/fork", json=body)
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == param
 
 
-def test_parent_of_a_waiting_fork_cannot_be_deleted(client: TestClient, build: Builder) -> None:
-    parent = build.finished()
-    client.post(f"/runs/{parent.id}/fork", json={})
-    answer = client.delete(f"/runs/{parent.id}")
+def test_parent_of_a_waiting_fork_cannot_be_deleted(client: TestClient, finished: FinishedRun) -> None:
+    client.post(f"/runs/{finished.id}/fork", json={})
+    answer = client.delete(f"/runs/{finished.id}")
     assert answer.status_code == 409
     assert answer.json()["error"]["code"] == "run_in_use"

@@ -8,10 +8,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from api.services.prespecs import frozen_rule
 from api.times import iso
 from core.damage.status import BaseFacts, PrespecFacts, RunFacts, build_status
-from core.recipes import TrainRecipe, load_recipe
+from core.recipes.train import look_steps
 from core.store import evaluations, looks, prespecs
 from core.store.evaluations import CORRECT
 from core.store.models import Evaluation, Look, Prespecification, Run
@@ -24,13 +23,13 @@ def status(session: Session, run: Run) -> dict[str, Any]:
     rows = looks.list_(session, run.id, reference="base")
     plan = run.recipe.get("looks") or {}
     suites = list(plan.get("suites") or ["holdout"])
-    suite = next((row.suite for row in rows if row.decided), suites[0])
+    suite = suites[0]  # it alone carries the damage stop
     own = [row for row in rows if row.suite == suite]
     prespec = prespecs.get(session, run.prespecification_id) if run.prespecification_id else None
-    rule = _rule(run, prespec)
+    rule = _rule(prespec)
     task = {"holdout", run.recipe["data"]["dataset"]}
     return build_status(
-        run=RunFacts(run.id, run.state, _look_steps(run.recipe, plan)),
+        run=RunFacts(run.id, run.state, look_steps(run.recipe["max_steps"], plan["every"]) if plan else ()),
         rule=rule,
         looks=own,
         base=_base(session, run, suite, rule),
@@ -65,20 +64,12 @@ def look(row: Look) -> dict[str, Any]:
     }
 
 
-def _rule(run: Run, prespec: Prespecification | None) -> dict[str, Any] | None:
-    """The rule as frozen; before a document exists, the one the recipe will get."""
-    if run.recipe.get("damage_stop") is None:
+def _rule(prespec: Prespecification | None) -> dict[str, Any] | None:
+    """The rule as frozen; before a document exists there is none."""
+    if prespec is None:
         return None
-    if prespec is not None:
-        rule = prespec.document.get("analysis", {}).get("rule")
-        return rule if isinstance(rule, dict) else None
-    recipe = load_recipe(run.recipe)
-    return frozen_rule(recipe) if isinstance(recipe, TrainRecipe) else None
-
-
-def _look_steps(recipe: dict[str, Any], plan: dict[str, Any]) -> range:
-    every = plan.get("every") or recipe["max_steps"] + 1
-    return range(every, recipe["max_steps"] + 1, every)
+    rule = prespec.document.get("analysis", {}).get("rule")
+    return rule if isinstance(rule, dict) else None
 
 
 def _base(session: Session, run: Run, suite: str, rule: dict[str, Any] | None) -> BaseFacts | None:

@@ -100,7 +100,7 @@ def store(session: Session, submission: Submission, lineage: Lineage | None = No
         exploratory=lineage.exploratory if lineage else False,
     )
     if isinstance(recipe, TrainRecipe):
-        prespecs.freeze_automatic(session, run, recipe)
+        prespecs.freeze_for(session, run, recipe)
     return run
 
 

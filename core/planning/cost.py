@@ -9,7 +9,7 @@ from core.planning.memory import GIB, adapter_parameters, moment_bytes
 from core.recipes.catalogue import ModelFacts
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.resolution import pool_items
-from core.recipes.train import TrainRecipe
+from core.recipes.train import TrainRecipe, look_steps
 
 FOLDER_BYTES = 4 * 2**20  # estimate: tokenizer, configuration and counters of a checkpoint folder
 
@@ -55,20 +55,23 @@ def eval_samples(recipe: EvalRecipe, sizes: dict[str, int]) -> int:
 
 
 def look_count(recipe: TrainRecipe) -> int:
-    """Looks after the base: one every ``looks.every`` steps."""
-    return 0 if recipe.looks is None else recipe.max_steps // recipe.looks.every
+    """Looks after the base."""
+    return 0 if recipe.looks is None else len(look_steps(recipe.max_steps, recipe.looks.every))
 
 
 def look_items(recipe: TrainRecipe) -> int | None:
-    """Items asked by base runs (the whole pool each) and looks (``m`` items of each suite, or the whole pool)."""
+    """Items asked: of the first suite all ``base_runs`` times and ``m`` a look; of the others all, once and at each look."""
     if recipe.looks is None:
         return 0
     total = 0
-    for suite in recipe.looks.suites:
+    for place, suite in enumerate(recipe.looks.suites):
         pool = pool_items(recipe, suite)
         if pool is None:
             return None
-        total += pool * recipe.looks.base_runs + look_count(recipe) * min(pool, recipe.looks.m or pool)
+        if place == 0:
+            total += pool * recipe.looks.base_runs + look_count(recipe) * min(pool, recipe.looks.m or pool)
+        else:
+            total += pool * (1 + look_count(recipe))
     return total
 
 

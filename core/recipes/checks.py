@@ -14,7 +14,7 @@ from core.recipes.errors import Problem, allowed
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.model_refs import is_run_ref
-from core.recipes.resolution import smallest_pool
+from core.recipes.resolution import stop_pool
 from core.recipes.sources import HOLDOUT, dataset_items, option_faults, splits, suite_items, verifier
 from core.recipes.train import DamageStop, Looks, TrainRecipe
 
@@ -190,7 +190,7 @@ def _looks(recipe: TrainRecipe) -> Iterator[Finding]:
 
 
 def _draws(recipe: TrainRecipe, looks: Looks, stop: DamageStop | None) -> Iterator[Finding]:
-    pool = smallest_pool(recipe, looks)
+    pool = stop_pool(recipe, looks)
     pool_fields = ("looks.suites", "data.holdout", "looks.m")
     if looks.m is not None and pool is not None and looks.m > pool:
         yield _finding(

@@ -23,7 +23,7 @@ _TRAIN: tuple[tuple[str, Callable[[TrainRecipe], bool], str, str], ...] = (
     (
         "engine",
         lambda r: r.engine == "vllm",
-        "the vLLM engine is not built yet (auto means vLLM on cuda)",
+        "the vLLM engine is not built yet",
         _TRANSFORMERS,
     ),
     ("regrounding", lambda r: r.regrounding is not None, "re-grounding is not built yet", "remove regrounding"),
@@ -53,7 +53,7 @@ _EVAL: tuple[tuple[str, Callable[[EvalRecipe], bool], str, str], ...] = (
     (
         "engine",
         lambda r: r.engine == "vllm",
-        "the vLLM engine is not built yet (auto means vLLM on cuda)",
+        "the vLLM engine is not built yet",
         _TRANSFORMERS,
     ),
     ("device.count", lambda r: r.device.count > 1, "a run uses one card", "set device.count to 1"),

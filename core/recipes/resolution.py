@@ -30,7 +30,7 @@ def fill_train(recipe: TrainRecipe) -> TrainRecipe:
             "algorithm": algorithm,
             "data": recipe.data.model_copy(update={"options": _sized(recipe.data.dataset, recipe.data.options)}),
             "rewards": _fill_rewards(recipe),
-            "engine": _engine(recipe.engine, recipe.device.kind),
+            "engine": _engine(recipe.engine),
             "looks": looks,
             "damage_stop": damage_stop,
         }
@@ -43,7 +43,7 @@ def fill_eval(recipe: EvalRecipe) -> EvalRecipe:
     return recipe.model_copy(
         update={
             "name": recipe.name or _name("eval", recipe.model, recipe.suites[0].suite.rpartition(":")[2]),
-            "engine": _engine(recipe.engine, recipe.device.kind),
+            "engine": _engine(recipe.engine),
             "prompt": prompt,
             "suites": tuple(
                 spec.model_copy(update={"options": _sized(spec.suite, spec.options)}) for spec in recipe.suites
@@ -62,11 +62,9 @@ def pool_items(recipe: TrainRecipe, suite: str) -> int | None:
     return recipe.data.holdout if suite == HOLDOUT else suite_items(suite)
 
 
-def smallest_pool(recipe: TrainRecipe, looks: Looks) -> int | None:
-    """Size of the smallest suite of the looks, or None when one of them is not known in advance."""
-    sizes = [pool_items(recipe, suite) for suite in looks.suites]
-    known = [size for size in sizes if size is not None]
-    return min(known) if len(known) == len(sizes) else None
+def stop_pool(recipe: TrainRecipe, looks: Looks) -> int | None:
+    """Size of the first suite of the looks, which carries the damage stop, or None when it is not known in advance."""
+    return pool_items(recipe, looks.suites[0])
 
 
 def _fill_looks(recipe: TrainRecipe) -> tuple[Looks | None, DamageStop | None]:
@@ -75,7 +73,7 @@ def _fill_looks(recipe: TrainRecipe) -> tuple[Looks | None, DamageStop | None]:
         return looks, stop
     if looks.max_completion_length is None:
         looks = looks.model_copy(update={"max_completion_length": recipe.max_completion_length})
-    pool = smallest_pool(recipe, looks)
+    pool = stop_pool(recipe, looks)
     if stop is None or pool is None:
         return looks, stop
     if stop.rule is None:
@@ -105,10 +103,9 @@ def _sized(name: str, options: Options) -> Options:
     return {"size": DEFAULT_GYM_SIZE, **options} if name.startswith(GYM) else options
 
 
-def _engine(engine: str, device: str) -> str:
-    if engine != "auto":
-        return engine
-    return "vllm" if device == "cuda" else "transformers"
+def _engine(engine: str) -> str:
+    """``auto`` is the best engine that this release runs."""
+    return "transformers" if engine == "auto" else engine
 
 
 def _name(*parts: Any) -> str:

@@ -88,9 +88,11 @@ class Optimizer(Block):
 
 
 class Looks(Block):
-    """When the held-out suites are asked.
+    """When the held-out suites are asked: every so many steps and at the last one.
 
-    ``m`` items are asked: drawn afresh at each look under eprocess, one fixed panel otherwise; null asks the whole pool.
+    The first suite carries the damage stop; the others are asked in full and reported. Under eprocess ``m`` items of the
+    first are drawn afresh at each look (null: a fifth of the pool, at most 200); under the other rules ``m`` is a fixed
+    panel (null: all).
     """
 
     every: Steps
@@ -114,6 +116,12 @@ class DamageStop(Block):
     watch: Annotated[float, Field(gt=1, le=1e6)] = 5.0
     points: Annotated[float, Field(gt=0, le=100)] = 5.0
     consecutive: Annotated[int, Field(ge=1, le=100)] = 2
+
+
+def look_steps(max_steps: int, every: int) -> list[int]:
+    """Steps that have a look: every so many, and the last one."""
+    steps = list(range(every, max_steps + 1, every))
+    return steps if steps and steps[-1] == max_steps else [*steps, max_steps]
 
 
 class Regrounding(Block):

@@ -16,6 +16,7 @@ from core.engines.base import SamplingParams
 from core.evals.stored import Answered, Asked, Evaluator, Scores, scores_of
 from core.jobs import RunContext
 from core.recipes import TrainRecipe
+from core.recipes.train import look_steps
 from core.store import evaluations, looks, metrics
 from core.tasks.items import Item, ItemSet
 from core.train.prepare import Prepared
@@ -63,7 +64,7 @@ class LookKeeper:
         """Whether a look belongs to ``step``: every so many steps, and at the last one."""
         if self._recipe.looks is None or step == 0:
             return False
-        return step % self._recipe.looks.every == 0 or step == self._recipe.max_steps
+        return step in look_steps(self._recipe.max_steps, self._recipe.looks.every)
 
     def missing(self, step: int) -> bool:
         """Whether the look of ``step`` is due and was not finished by an earlier attempt."""

@@ -103,7 +103,7 @@ def load_policy(folder: Path, recipe: TrainRecipe, device: torch.device) -> Poli
 def _optimizer(model: PreTrainedModel, recipe: TrainRecipe) -> MasterOptimizer:
     named = list(model.named_parameters())
     if recipe.optimizer.name == "sgd":
-        return SGD(named, lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+        return SGD(named, lr=recipe.learning_rate, momentum=recipe.optimizer.momentum, weight_decay=recipe.weight_decay)
     return AdamW(
         named,
         lr=recipe.learning_rate,

@@ -5,7 +5,6 @@ known before its items were read, and appends the environment's hashes before th
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +14,12 @@ from core.damage.observations import RuleError
 from core.damage.rules import Rule, frozen, make_rule, rule_from_frozen
 from core.jobs import RunContext
 from core.prespec.canonical import canonical_bytes, decimals_as_strings
+from core.prespec.chain import claimed_text
 from core.prespec.document import automatic_document, draw_key, freeze_hash
 from core.prespec.merkle import items_root
 from core.recipes import RecipeError, TrainRecipe, family_hash, recipe_hash, resolved
+from core.recipes.resolution import stop_pool
+from core.recipes.train import look_steps
 from core.store import prespecs, runs
 from core.store.database import now
 from core.store.models import Prespecification, Run
@@ -36,7 +38,7 @@ class Frozen:
 
 def planned_looks(recipe: TrainRecipe) -> int:
     """T: one look every ``looks.every`` steps and one at the last step."""
-    return math.ceil(recipe.max_steps / recipe.looks.every) if recipe.looks else 0
+    return len(look_steps(recipe.max_steps, recipe.looks.every)) if recipe.looks else 0
 
 
 def rule_of(recipe: TrainRecipe, n_pool: int) -> Rule | None:
@@ -55,17 +57,27 @@ def rule_of(recipe: TrainRecipe, n_pool: int) -> Rule | None:
         raise RecipeError(problem.param, problem.message, problem.hint) from problem
 
 
-def freeze_automatic(session: Session, run: Run, recipe: TrainRecipe, n_pool: int) -> Prespecification:
-    """Freeze the automatic document of ``run`` and tie the two together. The time is the database's."""
+def known_pool(recipe: TrainRecipe) -> int | None:
+    """Items of the suite that carries the damage stop, None where only reading its file tells."""
+    return stop_pool(recipe, recipe.looks) if recipe.looks else 0
+
+
+def document_of(recipe: TrainRecipe, *, n_pool: int, run_of_family: int | None, at: float) -> dict[str, Any]:
+    """Return the automatic document of a recipe; raises :class:`RecipeError` when its damage stop could never work."""
     rule = rule_of(recipe, n_pool)
     facts = {
         "recipe_hash": recipe_hash(recipe),
         "family_hash": family_hash(recipe),
-        "run_of_family": run.run_of_family,
+        "run_of_family": run_of_family,
         "rule": frozen(rule) if rule else None,
-        "claimed_at": f"{now(session):.3f}",
+        "claimed_at": claimed_text(at),
     }
-    document = automatic_document(resolved(recipe), facts)
+    return automatic_document(resolved(recipe), facts)
+
+
+def freeze_automatic(session: Session, run: Run, recipe: TrainRecipe, n_pool: int) -> Prespecification:
+    """Freeze the automatic document of ``run`` and tie the two together. The time is the database's."""
+    document = document_of(recipe, n_pool=n_pool, run_of_family=run.run_of_family, at=now(session))
     return prespecs.freeze(
         session,
         document=document,

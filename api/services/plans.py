@@ -41,7 +41,9 @@ def dry_run(session: Session, wanted: Submission, settings: Settings) -> dict[st
         "fits": any(card["fits"] for card in cards),
         "cards": cards,
         "cost": _cost(recipe, facts),
-        "prespecification": (prespecs.automatic(recipe, at=now(session)) if isinstance(recipe, TrainRecipe) else None),
+        "prespecification": (
+            prespecs.automatic(recipe, run_of_family=None, at=now(session)) if isinstance(recipe, TrainRecipe) else None
+        ),
     }
 
 

@@ -92,6 +92,15 @@ def test_concurrent_claimers_never_get_the_same_run(db: Database, make_run) -> N
     assert set(taken) == made
 
 
+def test_a_claimer_passes_over_the_run_another_is_claiming(db: Database, make_run) -> None:
+    first, second = make_run(), make_run()
+    if db.is_sqlite:
+        return  # one writer at a time: the second claimer begins when the first has committed
+    with db.write() as one, db.write() as two:
+        got = [queue.claim(session, worker_id=WORKER, device=None, ttl=60) for session in (one, two)]
+    assert [claim and claim.run_id for claim in got] == [first.id, second.id]
+
+
 CLAIM_ALL = """
 from core.store import queue
 from core.store.database import Database

@@ -1,0 +1,258 @@
+"""``DriftlineClient``: the service's methods as Python calls.
+
+Answers are the service's JSON documents as they are, since their shapes are the contract. Reads are tried again when the
+service does not answer for a moment; writes never are, because a lost answer does not say that nothing happened. A
+submission carries an idempotency key instead, so that its caller may repeat it safely.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from client.errors import NotReachable, from_answer
+from client.place import service_url
+
+Json = dict[str, Any]
+
+_READ_TRIES = 4
+_FIRST_PAUSE_S = 0.2
+_BUSY = frozenset({502, 503, 504})
+_JSON = {"Content-Type": "application/json"}
+
+
+class DriftlineClient:
+    """A client of one service; use it as a context manager or call :meth:`close`.
+
+    ``url`` None means ``DRIFTLINE_URL``, else the home folder's ``server.json``, else the default address; ``token`` None means
+    ``DRIFTLINE_TOKEN``. ``timeout`` is seconds per request. Every method raises :class:`client.errors.ServiceError` for a
+    refusal and :class:`client.errors.NotReachable` when nobody answers.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        timeout: float = 30.0,
+        read_tries: int = _READ_TRIES,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.url = (url or service_url()).rstrip("/")
+        token = token or os.environ.get("DRIFTLINE_TOKEN") or None
+        self._tries = read_tries
+        self._pause = threading.Event()
+        try:
+            self._http = httpx.Client(
+                base_url=self.url,
+                timeout=httpx.Timeout(timeout, connect=min(5.0, timeout)),
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                transport=transport,
+                # A proxy from the environment must not see a service on loopback, nor its tokens.
+                trust_env=False,
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise NotReachable(f"{self.url} is not an address: {error}", param="DRIFTLINE_URL") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def submit(self, recipe: Mapping[str, Any] | bytes | str, *, idempotency_key: str | None = None) -> Json:
+        """Post a recipe and return the run. Text is sent byte for byte, so that the service judges what was written."""
+        headers = _JSON | ({"Idempotency-Key": idempotency_key} if idempotency_key else {})
+        return self._write("POST", "/runs", headers=headers, **_body(recipe))
+
+    def dry_run(self, recipe: Mapping[str, Any] | bytes | str) -> Json:
+        """Validate and plan a recipe; nothing is stored."""
+        return self._write("POST", "/runs", params={"dry_run": "true"}, headers=_JSON, **_body(recipe))
+
+    def run(self, run_id: str) -> Json:
+        """One run by its id or an unambiguous beginning of it."""
+        return self._read(f"/runs/{_segment(run_id)}")
+
+    def runs(self, *, after: str | None = None, limit: int = 50, **filters: str | None) -> Json:
+        """One page of runs, newest first; filters are ``kind``, ``state``, ``tag``, ``model``, ``created_from``, ``created_to``."""
+        return self._read("/runs", after=after, limit=limit, **filters)
+
+    def cancel(self, run_id: str) -> Json:
+        """Cancel a run; one that runs writes a checkpoint first."""
+        return self._write("POST", f"/runs/{_segment(run_id)}/cancel")
+
+    def pause(self, run_id: str) -> Json:
+        """Pause a running run behind a checkpoint."""
+        return self._write("POST", f"/runs/{_segment(run_id)}/pause")
+
+    def resume(self, run_id: str) -> Json:
+        """Put a paused run back into the queue."""
+        return self._write("POST", f"/runs/{_segment(run_id)}/resume")
+
+    def curves(
+        self,
+        run_id: str,
+        *,
+        keys: list[str] | None = None,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int | None = None,
+        attempt: str | None = None,
+    ) -> Json:
+        """Curves of a run; all keys by default."""
+        named = ",".join(keys) if keys else None
+        return self._read(
+            f"/runs/{_segment(run_id)}/curves",
+            keys=named,
+            from_step=from_step,
+            to_step=to_step,
+            max_points=max_points,
+            attempt=attempt,
+        )
+
+    def damage_stop(self, run_id: str) -> Json:
+        """The damage-stop status of a run."""
+        return self._read(f"/runs/{_segment(run_id)}/damage-stop")
+
+    def looks(self, run_id: str) -> list[Json]:
+        """All looks of a run by step."""
+        return list(self._pages(f"/runs/{_segment(run_id)}/looks"))
+
+    def evaluations(self, run_id: str, *, purpose: str | None = None) -> list[Json]:
+        """All evaluations of a run in the order they were started."""
+        return list(self._pages(f"/runs/{_segment(run_id)}/evals", purpose=purpose))
+
+    def items(self, evaluation_id: str, *, flip: str | None = None, verdict: str | None = None) -> list[Json]:
+        """All records of an evaluation, by flip against base or by verdict."""
+        return list(self._pages(f"/evals/{_segment(evaluation_id)}/items", flip=flip, verdict=verdict, limit=1000))
+
+    def analyses(self, run_id: str) -> list[Json]:
+        """Analyses over a run's checkpoints."""
+        return list(self._pages(f"/runs/{_segment(run_id)}/analyses"))
+
+    def events(self, run_id: str, *, after: int = 0, limit: int = 100) -> Json:
+        """Events with a larger ``seq`` than ``after``, oldest first."""
+        return self._read(f"/runs/{_segment(run_id)}/events", after=after, limit=limit)
+
+    def logs(
+        self,
+        run_id: str,
+        *,
+        after: str | None = None,
+        tail: int = 200,
+        level: str | None = None,
+        search: str | None = None,
+        attempt: int | None = None,
+    ) -> Json:
+        """The last log lines, or what followed the cursor ``after``."""
+        path = f"/runs/{_segment(run_id)}/logs"
+        return self._read(path, after=after, tail=tail, level=level, search=search, attempt=attempt)
+
+    def capabilities(self) -> Json:
+        """What can be asked for, and the live workers."""
+        return self._read("/capabilities")
+
+    def version(self) -> Json:
+        """Versions of the service."""
+        return self._read("/version")
+
+    def ready(self) -> Json:
+        """Readiness part by part; ``status`` is ``ready`` or ``not_ready``. A service that is not ready is no error here."""
+        return self._send("GET", "/readyz", passed=frozenset({503}))
+
+    def page_url(self, run_id: str) -> str:
+        """Address of the run's page for a browser."""
+        return f"{self.url}/#/runs/{run_id}"
+
+    def _pages(self, path: str, **params: str | int | None) -> Iterator[Json]:
+        after: str | None = None
+        while True:
+            page = self._read(path, after=after, **params)
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = page["next"]
+
+    def _read(self, path: str, **params: str | int | None) -> Json:
+        given = {name: value for name, value in params.items() if value is not None}
+        pause_s = _FIRST_PAUSE_S
+        for left in reversed(range(self._tries)):
+            try:
+                return self._send("GET", path, retried=_BUSY if left else frozenset(), params=given)
+            except (NotReachable, _Busy):
+                if not left:
+                    raise
+            self._pause.wait(pause_s)
+            pause_s *= 2
+        raise AssertionError("the last try returns or raises")
+
+    def _write(self, method: str, path: str, **options: Any) -> Json:
+        return self._send(method, path, **options)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        passed: frozenset[int] = frozenset(),
+        retried: frozenset[int] = frozenset(),
+        **options: Any,
+    ) -> Json:
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx.ConnectError:
+            raise self._absent("nobody answers there") from None
+        except httpx.TimeoutException:
+            raise NotReachable(
+                f"the service at {self.url} did not answer in time",
+                hint="it may be very busy; try again",
+                code="timeout",
+            ) from None
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._absent(str(error) or type(error).__name__) from None
+        if answer.status_code in retried:
+            raise _Busy
+        body = _decoded(answer)
+        if answer.status_code >= 400 and answer.status_code not in passed:
+            raise from_answer(answer.status_code, body)
+        if not isinstance(body, dict):
+            raise self._absent("what answers there does not speak JSON, so it is no Driftline")
+        return body
+
+    def _absent(self, why: str) -> NotReachable:
+        return NotReachable(
+            f"no Driftline service at {self.url}: {why}",
+            hint="start it with `driftline up --background`, or let DRIFTLINE_URL name another one",
+            code="not_reachable",
+        )
+
+
+class _Busy(Exception):  # noqa: N818 - internal: asks the loop for another try
+    """The service said that it cannot answer now, and there are tries left."""
+
+
+def _decoded(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return None
+
+
+def _body(recipe: Mapping[str, Any] | bytes | str) -> dict[str, Any]:
+    if isinstance(recipe, str):
+        return {"content": recipe.encode()}
+    return {"content": recipe} if isinstance(recipe, bytes) else {"json": dict(recipe)}
+
+
+def _segment(name: str) -> str:
+    """A name as one path segment: whatever a user types, it reaches no other path."""
+    from urllib.parse import quote
+
+    return quote(name, safe="") or "-"

@@ -1,0 +1,157 @@
+"""Where the service of a home folder is: the lock that its supervisor holds, and ``server.json`` which says how to reach it.
+
+Light on purpose, since every command reads it: standard library only. The lock is what proves that a supervisor lives; the
+file may outlive it. A process is named by its pid and start time together, because pids are used again.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+DEFAULT_URL = "http://127.0.0.1:8421"
+_START_TIME_FIELD = 19  # of /proc/PID/stat, counted behind the command's closing bracket
+_LOCK_TRIES = 20
+_LOCK_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this machine; ``started`` is its start in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> "Process":
+        """The process that has ``pid`` now; raises ProcessLookupError."""
+        return cls(pid, _start_ticks(pid))
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs (a zombie does not)."""
+        try:
+            return _start_ticks(self.pid) == self.started
+        except ProcessLookupError:
+            return False
+
+
+@dataclass(frozen=True)
+class Server:
+    """What ``server.json`` says of a running service. ``children`` are the api, the worker and the broker by name."""
+
+    url: str
+    ready: bool
+    supervisor: Process
+    started_at: float
+    broker_port: int | None = None
+    children: Mapping[str, Process] = field(default_factory=dict)
+
+    def document(self, home: Path) -> dict[str, Any]:
+        """The file's content; ``pid`` stands in front for people who read it."""
+        return {"pid": self.supervisor.pid, "home": str(home)} | asdict(self)
+
+
+def home_of(env: Mapping[str, str] = os.environ) -> Path:
+    """The home folder, as ``core.settings`` reads it."""
+    return Path(env.get("DRIFTLINE_HOME") or ".driftline").expanduser().resolve()
+
+
+def service_url(env: Mapping[str, str] = os.environ) -> str:
+    """``DRIFTLINE_URL``, else what the home folder's ``server.json`` says, else the default address."""
+    named = env.get("DRIFTLINE_URL", "")
+    if named:
+        return named.rstrip("/")
+    server = read_server(home_of(env))
+    return server.url if server else DEFAULT_URL
+
+
+def server_file(home: Path) -> Path:
+    """The file that says where the service is."""
+    return home / "server.json"
+
+
+def log_dir(home: Path) -> Path:
+    """Folder of the logs of the supervisor and its children."""
+    return home / "logs"
+
+
+def read_server(home: Path) -> Server | None:
+    """What the file says, None when it is missing or unreadable."""
+    try:
+        raw = json.loads(server_file(home).read_text())
+        return Server(
+            url=str(raw["url"]),
+            ready=bool(raw["ready"]),
+            supervisor=Process(**raw["supervisor"]),
+            started_at=float(raw["started_at"]),
+            broker_port=raw["broker_port"],
+            children={name: Process(**value) for name, value in raw["children"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_server(home: Path, server: Server) -> None:
+    """Write the file beside its place and rename it, so that no reader sees half of it."""
+    aside = home / f".server.json.{os.getpid()}"
+    aside.write_text(json.dumps(server.document(home), indent=2) + "\n")
+    aside.replace(server_file(home))
+
+
+def forget_server(home: Path) -> None:
+    """Take the file away."""
+    server_file(home).unlink(missing_ok=True)
+
+
+class HomeTakenError(RuntimeError):
+    """Another supervisor holds this home's lock."""
+
+
+@contextlib.contextmanager
+def home_lock(home: Path) -> Iterator[None]:
+    """Hold the lock that keeps two supervisors off one home; the kernel lets go of it when its holder dies."""
+    pause = threading.Event()
+    with _lock_file(home).open("a") as handle:
+        # Somebody who only asks (`is_supervised`) holds it for an instant, so one refusal proves nothing.
+        for _ in range(_LOCK_TRIES):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                pause.wait(_LOCK_PAUSE_S)
+        else:
+            raise HomeTakenError(f"another supervisor holds {_lock_file(home)}")
+        yield
+
+
+def is_supervised(home: Path) -> bool:
+    """Whether a living supervisor holds this home's lock."""
+    try:
+        with _lock_file(home).open("r") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _lock_file(home: Path) -> Path:
+    return home / "locks" / "supervisor.lock"
+
+
+def _start_ticks(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(f"no process has the pid {pid}") from None
+    fields = stat[stat.rindex(")") + 2 :].split()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(f"process {pid} has ended")
+    return int(fields[_START_TIME_FIELD])

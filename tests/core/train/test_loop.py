@@ -107,7 +107,7 @@ def test_a_request_ends_the_attempt_with_a_checkpoint_of_the_last_step(service, 
 
 
 def test_a_gradient_that_stays_infinite_fails_the_run_and_keeps_good_weights(service, pool) -> None:
-    run_id = service.post(learning_rate=1e30, nonfinite_limit=2, looks=None, damage_stop=None)
+    run_id = service.post(learning_rate=100.0, nonfinite_limit=2, looks=None, damage_stop=None)
     outcome = run_training(service.attempt(run_id), pool)
     assert outcome.state == "failed"
     assert outcome.error is not None

@@ -41,7 +41,8 @@ from core.store.migrations_api import require_head
 
 log = logging.getLogger("driftline.api")
 
-_REF = "#/components/schemas/{model}"
+# Blocks of recipes have names that answers use too (DamageStop), so they are kept apart by a prefix.
+_BLOCK = "recipe."
 
 
 def create_app(settings: Settings | None = None, *, sweep: bool = True) -> FastAPI:
@@ -109,8 +110,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = document["components"]["schemas"]
     for name, adapter in (("Recipe", TypeAdapter(Recipe)), ("ForkFrom", TypeAdapter(ForkFrom))):
-        schema = adapter.json_schema(ref_template=_REF, mode="validation")
-        schemas.update(schema.pop("$defs", {}))
+        schema = adapter.json_schema(ref_template=f"#/components/schemas/{_BLOCK}{{model}}", mode="validation")
+        schemas.update({f"{_BLOCK}{block}": part for block, part in schema.pop("$defs", {}).items()})
         schemas[name] = schema
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)

@@ -1,6 +1,6 @@
 """The command line ``driftline``, the Python client, and the one-command start.
 
-What lives here: ``DriftlineClient`` (``api``), the commands (``cli`` and ``commands``), what they print (``tables``, ``report``,
-``progress``, ``words``), and the supervisor behind ``driftline up`` (``supervisor``, ``children``, ``place``). What may not: SQL, torch,
-judgements about runs. Everything that is shown was answered by the service.
+What lives here: ``DriftlineClient`` (``api``), the commands (``cli``, ``commands``, ``following``, ``starting``), what they
+print (``tables``, ``report``, ``progress``, ``words``), and the supervisor behind ``driftline up`` (``service``,
+``supervisor``, ``children``, ``place``). What may not: SQL, torch, and judgements about runs, since everything shown is the service's answer.
 """

@@ -81,7 +81,7 @@ class DriftlineClient:
         return self._read(f"/runs/{_segment(run_id)}")
 
     def runs(self, *, after: str | None = None, limit: int = 50, **filters: str | None) -> Json:
-        """One page of runs, newest first; filters are ``kind``, ``state``, ``tag``, ``model``, ``created_from``, ``created_to``."""
+        """A page of runs, newest first; filters: ``kind``, ``state``, ``tag``, ``model``, ``created_from``, ``created_to``."""
         return self._read("/runs", after=after, limit=limit, **filters)
 
     def cancel(self, run_id: str) -> Json:

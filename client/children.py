@@ -5,8 +5,6 @@ again is the supervisor's business. Needs Linux 5.3 or newer.
 """
 
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -14,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from client.place import Process
+from client import place
+from client.processes import is_running
 from core.settings import Settings
 from worker.embedded import EmbeddedValkey, EmbeddedValkeyError
 from worker.launch import settings_environment, start_worker
 
-ROOT = Path(__file__).resolve().parents[1]
 PORT_TRIES = 100
 _TAIL_LINES = 12
 _TAIL_BYTES = 16 * 1024
@@ -97,14 +95,14 @@ class Broker:
 
     def start(self) -> int:
         """Start it, or adopt one that already serves this home; raises EmbeddedValkeyError."""
-        if self._server.pid is None or not _runs(self._server.pid):
+        if self._server.pid is None or not is_running(self._server.pid):
             self._server = EmbeddedValkey(self._home, self.port)
             self._server.start()
         assert self._server.pid is not None
         return self._server.pid
 
-    def stop(self, grace_s: float) -> None:  # noqa: ARG002 - the server's own patience holds
-        """Ask it to save and end."""
+    def stop(self, grace_s: float) -> None:
+        """Ask it to save and end; its own patience holds."""
         self._server.stop()
 
 
@@ -116,7 +114,7 @@ def api_program(settings: Callable[[], Settings], log_file: Path) -> Program:
         with log.open("ab") as output:
             return subprocess.Popen(  # noqa: S603 - our own program
                 command,
-                env={**os.environ, **settings_environment(settings()), "PYTHONPATH": python_path()},
+                env={**os.environ, **settings_environment(settings()), "PYTHONPATH": place.python_path()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -166,11 +164,6 @@ def free_port(host: str, first: int) -> int | None:
     return next((port for port in candidates if port_is_free(host, port)), None)
 
 
-def python_path() -> str:
-    """``PYTHONPATH`` with this package's root in front, for children of a plain checkout."""
-    return os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-
-
 def log_tail(path: Path) -> str:
     """The last lines of a log, for an error message."""
     try:
@@ -180,35 +173,3 @@ def log_tail(path: Path) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-_TAIL_LINES:])
-
-
-def _runs(pid: int) -> bool:
-    try:
-        Process.of(pid)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def ended(descriptor: int, timeout_s: float = 0.0) -> bool:
-    """Whether the process behind this pidfd has ended; waits for it up to ``timeout_s``."""
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(timeout_s * 1000))
-
-
-def terminate(process: Process, timeout_s: float, sig: signal.Signals = signal.SIGTERM) -> bool:
-    """Send ``sig`` to exactly this process and wait for its end; whether it has ended."""
-    if not process.alive:
-        return True
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return True
-    try:
-        if not process.alive:  # the descriptor may be of a newer process with the same pid
-            return True
-        signal.pidfd_send_signal(descriptor, sig)
-        return ended(descriptor, timeout_s)
-    finally:
-        os.close(descriptor)

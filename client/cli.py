@@ -79,7 +79,7 @@ def submit(
 ) -> None:
     """Post a recipe and follow the run; the exit status is its outcome.
 
-    0 succeeded, 2 failed, 3 damage_stopped, 4 cancelled, 5 refused, 6 service not reachable. Ctrl-C detaches and cancels nothing.
+    0 succeeded, 2 failed, 3 damage_stopped, 4 cancelled, 5 refused, 6 service not reachable. Ctrl-C only detaches.
     """
     from client import following
 
@@ -88,6 +88,7 @@ def submit(
 
 @app.command("list")
 def list_runs(
+    *,
     state: Annotated[str | None, typer.Option(help="Only runs in this state.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only runs of this kind: train, eval or analysis.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
@@ -120,8 +121,9 @@ def show(
 @app.command()
 def curves(
     run: RunId,
+    *,
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="Names of curves; the usual ones if none.")
+        list[str] | None, typer.Argument(metavar="[KEY]...", help="Names of curves; by default the usual ones.")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every curve of the run.")] = False,
     from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
@@ -162,6 +164,7 @@ def looks(
 @app.command()
 def logs(
     run: RunId,
+    *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what is written until the run ends.")] = False,
     tail: Annotated[int, typer.Option("--tail", "-n", min=1, max=5000, help="So many last lines.")] = 200,
     level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR or CRITICAL, and above.")] = None,

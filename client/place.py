@@ -1,7 +1,7 @@
 """Where the service of a home folder is: the lock that its supervisor holds, and ``server.json`` which says how to reach it.
 
 Light on purpose, since every command reads it: standard library only. The lock is what proves that a supervisor lives; the
-file may outlive it. A process is named by its pid and start time together, because pids are used again.
+file may outlive it.
 """
 
 import contextlib
@@ -14,31 +14,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from client.processes import Process
+
+ROOT = Path(__file__).resolve().parents[1]
+START_TIMEOUT_S = 180.0
+HOME_TAKEN = 3
+"""Exit status of a supervisor that found the lock held."""
 DEFAULT_URL = "http://127.0.0.1:8421"
-_START_TIME_FIELD = 19  # of /proc/PID/stat, counted behind the command's closing bracket
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.05
-
-
-@dataclass(frozen=True)
-class Process:
-    """A process of this machine; ``started`` is its start in clock ticks since boot."""
-
-    pid: int
-    started: int
-
-    @classmethod
-    def of(cls, pid: int) -> "Process":
-        """The process that has ``pid`` now; raises ProcessLookupError."""
-        return cls(pid, _start_ticks(pid))
-
-    @property
-    def alive(self) -> bool:
-        """Whether this very process still runs (a zombie does not)."""
-        try:
-            return _start_ticks(self.pid) == self.started
-        except ProcessLookupError:
-            return False
 
 
 @dataclass(frozen=True)
@@ -109,6 +93,11 @@ def forget_server(home: Path) -> None:
     server_file(home).unlink(missing_ok=True)
 
 
+def python_path() -> str:
+    """``PYTHONPATH`` with this package's root in front, for children of a plain checkout."""
+    return os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
+
+
 class HomeTakenError(RuntimeError):
     """Another supervisor holds this home's lock."""
 
@@ -144,14 +133,3 @@ def is_supervised(home: Path) -> bool:
 
 def _lock_file(home: Path) -> Path:
     return home / "locks" / "supervisor.lock"
-
-
-def _start_ticks(pid: int) -> int:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        raise ProcessLookupError(f"no process has the pid {pid}") from None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    if fields[0] in "ZX":
-        raise ProcessLookupError(f"process {pid} has ended")
-    return int(fields[_START_TIME_FIELD])

@@ -15,7 +15,6 @@ from client.follow import News, Step
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.live import Live
 
 _SILENT_AFTER_S = 5.0
 
@@ -136,7 +135,7 @@ class LiveView:
 
         self._lines = Lines()
         self._values: dict[str, float | None] = {}
-        self._live: Live = Live(refresh_per_second=4, transient=True)
+        self._live = Live(refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -248,17 +247,18 @@ def look_line(look: Json) -> str:
 def event_line(event: Json) -> str | None:
     """An event in words; None for those that the status, a step or a look tells better."""
     payload = event["payload"] or {}
+    line = None
     match event["type"]:
         case "attempt_claimed":
-            return f"attempt {event['attempt']} taken by worker {payload.get('worker_id')}"
+            line = f"attempt {event['attempt']} taken by worker {payload.get('worker_id')}"
         case "prespec_frozen":
-            return f"prespecification frozen, hash {str(payload.get('hash'))[:12]}"
+            line = f"prespecification frozen, hash {str(payload.get('hash'))[:12]}"
         case "checkpoint":
-            return f"checkpoint of step {payload.get('step')}"
+            line = f"checkpoint of step {payload.get('step')}"
         case "data_warning":
-            return f"warning: {payload.get('message')}"
+            line = f"warning: {payload.get('message')}"
         case "update_skipped":
-            return f"update skipped: {payload.get('reason', 'its gradient is not finite')}"
+            line = f"update skipped: {payload.get('reason', 'its gradient is not finite')}"
         case "state" if payload.get("to") == "queued" and payload.get("reason"):
-            return f"back in the queue: {payload['reason']}"
-    return None
+            line = f"back in the queue: {payload['reason']}"
+    return line

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from client import children, place
+from client import place
 from client.errors import StartError
-from client.place import Server
-from client.supervisor import HOME_TAKEN, START_TIMEOUT_S, supervise
+from client.place import HOME_TAKEN, START_TIMEOUT_S, Server
+from client.processes import terminate
 from core.settings import Settings, SettingsError
 
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ def settings_from_env() -> Settings:
 
 def child_environment() -> dict[str, str]:
     """Environment of a program of this package, found in a plain checkout too."""
-    return {**os.environ, "PYTHONPATH": children.python_path()}
+    return {**os.environ, "PYTHONPATH": place.python_path()}
 
 
 def find(home: Path) -> Server | None:
@@ -53,6 +53,8 @@ def up_foreground(settings: Settings, say: Say) -> Server | None:
     if running is not None:
         return running
     try:
+        from client.supervisor import supervise  # brings the database's libraries
+
         supervise(settings, say)
     except place.HomeTakenError:
         return _await_ready(settings.home, None)
@@ -91,7 +93,7 @@ def down(home: Path, say: Say) -> bool:
     supervised = server.supervisor.alive
     if supervised:
         say("stopping; a run in progress writes a checkpoint and waits in the queue")
-        if not children.terminate(server.supervisor, _DOWN_TIMEOUT_S):
+        if not terminate(server.supervisor, _DOWN_TIMEOUT_S):
             raise StartError(
                 f"the supervisor (pid {server.supervisor.pid}) still waits for its worker after {_DOWN_TIMEOUT_S:.0f} s",
                 hint="run `driftline down` once more to hurry it",
@@ -109,7 +111,7 @@ def _stop_leftovers(server: Server) -> bool:
         process = server.children.get(name)
         if process is not None and process.alive:
             found = True
-            children.terminate(process, _DOWN_TIMEOUT_S)
+            terminate(process, _DOWN_TIMEOUT_S)
     return found
 
 

@@ -63,7 +63,8 @@ def _prepare_model(settings: Settings, say: service.Say) -> None:
         return
     say(f"preparing SmolLM2-135M-Instruct in {settings.smollm2_dir} (once; under a minute)")
     command = [sys.executable, "-P", "-m", "core.engines.smollm2", str(settings.smollm2_dir)]
-    done = subprocess.run(command, env=service.child_environment(), capture_output=True, text=True, check=False)
+    # Our own program; its output is kept for the error message.
+    done = subprocess.run(command, env=service.child_environment(), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         raise StartError(

@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FrameType
 from urllib.parse import urlsplit
 
 from client import children, place
 from client.children import Child
 from client.errors import StartError
-from client.place import Process, Server
+from client.place import Server
+from client.processes import Process, ended
 from core.settings import Settings, SettingsError
 from core.store.errors import SchemaMismatch
 from core.store.migrations_api import migrate
@@ -28,8 +28,6 @@ from worker.embedded import EmbeddedValkeyError
 
 Say = Callable[[str], None]
 
-START_TIMEOUT_S = 180.0
-HOME_TAKEN = 3
 _READY_PAUSE_S = 0.25
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -69,7 +67,7 @@ class Unit:
 
     def postponed(self) -> float:
         """Set the moment of the next start, later after every death in a row."""
-        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** max(0, self.deaths - 1))
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** max(0, self.deaths - 1))
         self.due = time.monotonic() + pause
         return pause
 
@@ -164,11 +162,11 @@ class Supervisor:
 
     def _watch_until_ready(self, signals: StopSignals) -> bool:
         """Whether the service became ready; False when a signal came first."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + place.START_TIMEOUT_S
         answer = self._watch(signals, lambda: readiness(self.url) == "ready", deadline)
         if answer is None:
             raise StartError(
-                f"the service did not become ready within {START_TIMEOUT_S:.0f} s: {readiness(self.url)}",
+                f"the service did not become ready within {place.START_TIMEOUT_S:.0f} s: {readiness(self.url)}",
                 hint=f"look into {place.log_dir(self._settings.home)}",
             )
         if answer:
@@ -190,7 +188,7 @@ class Supervisor:
 
     def _tend(self, unit: Unit) -> None:
         """Bury a child that ended; start one whose time has come."""
-        if unit.descriptor >= 0 and children.ended(unit.descriptor):
+        if unit.descriptor >= 0 and ended(unit.descriptor):
             status = unit.child.exit_status
             pause = unit.buried()
             self._refuse_hopeless(unit, status)
@@ -251,7 +249,7 @@ class Supervisor:
         poller = select.poll()
         poller.register(unit.descriptor, select.POLLIN)
         poller.register(signals.descriptor, select.POLLIN)
-        while signals.count == asked and not children.ended(unit.descriptor):
+        while signals.count == asked and not ended(unit.descriptor):
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -347,7 +345,7 @@ def main() -> int:
     try:
         supervise(Settings.from_env(), say)
     except place.HomeTakenError:
-        return HOME_TAKEN
+        return place.HOME_TAKEN
     except (StartError, SettingsError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -3,12 +3,11 @@
 From answers of the service to rich's renderables, and nothing else. Only imported when a person reads.
 """
 
-import shutil
+import io
 import sys
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -42,19 +41,18 @@ _FIRST_KEYS = (
 )
 
 
-def console() -> Console:
-    """A console on standard output; into a pipe it never cuts a column to fit a terminal that is not there."""
-    terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if terminal else _PIPE_WIDTH
-    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=not terminal)
-
-
 def show(*parts: RenderableType) -> None:
-    """Print parts one under another."""
-    out = console()
-    for part in parts:
-        # A soft-wrapping console would let a table's cells run over; sentences should.
-        out.print(part, soft_wrap=False if isinstance(part, Table | Padding) else None)
+    """Print parts one under another; into a pipe without colours, padding, or lines broken for a terminal that is not there."""
+    if sys.stdout.isatty():
+        out = Console(file=sys.stdout, highlight=False)
+        for part in parts:
+            out.print(part)
+        return
+    out = Console(file=io.StringIO(), width=_PIPE_WIDTH, highlight=False, color_system=None)
+    with out.capture() as captured:
+        for part in parts:
+            out.print(part, soft_wrap=isinstance(part, Text))
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def state(name: str) -> Text:
@@ -163,7 +161,7 @@ def _parent(document: Json) -> str | None:
     if document["parent_id"] is None:
         return None
     step = document["parent_step"]
-    return document["parent_id"] + (f" from step {step}" if step is not None else "")
+    return f"{document['parent_id']} from step {step}" if step is not None else str(document["parent_id"])
 
 
 def attempts(rows: Sequence[Json]) -> Table:
@@ -314,6 +312,16 @@ def damage(status: Json) -> list[RenderableType]:
         pairs.append(("decided", f"{words.moment(status['decided_at'])}, at step {status['decided_at_step']}"))
     pairs.append(("forgetting", status["forgetting"]))
     return [*parts, facts(pairs)]
+
+
+def _frozen(status: Json) -> str | None:
+    if status["prespecified_at"] is None:
+        return None
+    return f"{words.moment(status['prespecified_at'])} ({status['clock']} clock)"
+
+
+def _next_look(status: Json) -> str:
+    return f", next at step {status['next_look_at_step']}" if status["next_look_at_step"] else ""
 
 
 def plan(document: Json) -> list[RenderableType]:

@@ -16,9 +16,9 @@ def main(arguments: list[str]) -> int:
     """Tie, then replace this process; returns only when the parent died meanwhile."""
     parent, command = int(arguments[0]), arguments[1:]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != parent:
-        return 1
-    os.execv(command[0], command)  # noqa: S606 - the supervisor's own command line, no shell
+    if os.getppid() == parent:
+        os.execv(command[0], command)  # noqa: S606 - the supervisor's own command line, no shell
+    return 1
 
 
 if __name__ == "__main__":

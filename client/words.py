@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
-NONE = "–"
+NONE = "-"
 
 
 def now() -> datetime:
@@ -29,18 +30,20 @@ def moment(text: str | None, at: datetime | None = None) -> str:
         return NONE
     then, here = local(text), (at or now()).astimezone()
     age = (here - then).total_seconds()
-    if abs(age) < 10:
-        return "just now"
-    if 0 < age < _MINUTE:
-        return f"{age:.0f} s ago"
-    if 0 < age < _HOUR:
-        return f"{age // _MINUTE:.0f} min ago"
+    if -10 < age < _HOUR:
+        return _ago(age)
     if then.date() == here.date():
         return f"today {then:%H:%M}"
     if then.date() == (here - timedelta(days=1)).date():
         return f"yesterday {then:%H:%M}"
     year = "" if then.year == here.year else f" {then.year}"
     return f"{then.day} {then:%b}{year} {then:%H:%M}"
+
+
+def _ago(seconds: float) -> str:
+    if seconds < 10:
+        return "just now"
+    return f"{seconds:.0f} s ago" if seconds < _MINUTE else f"{seconds // _MINUTE:.0f} min ago"
 
 
 def duration(seconds: float | None) -> str:
@@ -105,7 +108,7 @@ def _grouped(values: Sequence[float | None], width: int) -> list[float | None]:
     if len(values) <= width:
         return list(values)
     bounds = [len(values) * cell // width for cell in range(width + 1)]
-    return [_mean(values[first:last]) for first, last in zip(bounds, bounds[1:], strict=False)]
+    return [_mean(values[first:last]) for first, last in pairwise(bounds)]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, case, false, func, select, true, update
+from sqlalchemy import ColumnElement, Select, case, false, func, literal, select, true, update
 from sqlalchemy.orm import Session
 
 from core.store.database import insert_for, now
@@ -19,7 +19,6 @@ from core.store.fencing import Fence, require
 from core.store.models import Attempt, Checkpoint, Evaluation, Event, Look, Metric, MetricSeries, Rollout, Run
 
 STEP_ZERO_LEVEL = 62
-MAX_LEVEL = 62
 CURRENT = "current"
 
 
@@ -150,6 +149,7 @@ def curves(
         raise BadFilter(f"max_points is {max_points}; it must be at least 1")
     sizes = _sizes(session, run_id, keys, attempt)
     wanted = sorted(sizes) if keys is None else list(dict.fromkeys(keys))
+    looks = set(session.scalars(select(Look.step).where(Look.run_id == run_id, Look.superseded == false())))
     result = {}
     for key in wanted:
         size = sizes.get(key)
@@ -158,7 +158,9 @@ def curves(
             continue
         low = max(size.first_step, size.first_step if from_step is None else from_step)
         high = min(size.last_step, size.last_step if to_step is None else to_step)
-        points = _thinned(session, _View(run_id, key, attempt, low, high), size.count, max_points)
+        whole = (low, high) == (size.first_step, size.last_step)
+        view = _View(run_id, key, attempt, low, high, whole)
+        points = _thinned(session, view, size.count, max_points, looks)
         result[key] = Curve(points, size.count, len(points))
     return result
 
@@ -203,13 +205,14 @@ class _Size:
 
 @dataclass(frozen=True)
 class _View:
-    """One curve, one attempt's or the current view, within [low, high]."""
+    """One curve, one attempt's or the current view, within [low, high]; ``whole`` when those are its first and last step."""
 
     run_id: str
     key: str
     attempt: int | str
     low: int
     high: int
+    whole: bool
 
     def where(self) -> list[ColumnElement[bool]]:
         one_of = [Metric.run_id == self.run_id, Metric.key == self.key]
@@ -224,50 +227,55 @@ class _View:
         return [*self.where(), Metric.level.in_(levels), Metric.step.between(self.low, self.high)]
 
 
-def _thinned(session: Session, view: _View, total: int, max_points: int) -> list[Point]:
+def _thinned(session: Session, view: _View, total: int, max_points: int, looks: set[int]) -> list[Point]:
     if view.low > view.high:
         return []
     in_range = min(total, view.high - view.low + 1)
-    stride_level = max(0, math.ceil(math.log2(in_range / max_points))) if in_range > max_points else 0
-    rows = _grid(session, view, stride_level, max_points)
-    while rows is None:
-        stride_level += 1
-        rows = _grid(session, view, stride_level, max_points)
-    while stride_level > 0:
-        finer = _grid(session, view, stride_level - 1, max_points)
-        if finer is None:
-            break
-        rows, stride_level = finer, stride_level - 1
-    if stride_level > 0:
-        rows = {**rows, **_always_kept(session, view)}
+    guess = max(0, math.ceil(math.log2(in_range / max_points)))
+    rows = _grid(session, view, guess, max_points)
+    while len(rows) > max_points:
+        guess += 1
+        rows = _grid(session, view, guess, max_points)
+    finest = guess
+    while finest > 0 and _fits(session, view, finest - 1, max_points):
+        finest -= 1
+    if finest < guess:
+        rows = _grid(session, view, finest, max_points)
+    if finest > 0:
+        rows |= _always_kept(session, view, looks)
     return [rows[step] for step in sorted(rows)]
 
 
-def _grid(session: Session, view: _View, stride_level: int, max_points: int) -> dict[int, Point] | None:
-    """Return the points on the stride 2**stride_level, or None when there are more than ``max_points``."""
-    if stride_level > MAX_LEVEL:
-        return {}
-    rows = _points(session, _select_points().where(*view.on_grid(stride_level)).limit(max_points + 1))
-    return rows if len(rows) <= max_points else None
+def _grid(session: Session, view: _View, stride_level: int, max_points: int) -> dict[int, Point]:
+    """Return the points on the stride 2**stride_level, at most one more than ``max_points``."""
+    return _points(session, _select_points().where(*view.on_grid(stride_level)).limit(max_points + 1))
 
 
-def _always_kept(session: Session, view: _View) -> dict[int, Point]:
-    """Return the first and last point in range, and those at the run's current looks."""
-    looks = select(Look.step).where(Look.run_id == view.run_id, Look.superseded == false())
-    # The steps are fetched first and then listed: joined with the range, the range would be read from end to end.
-    steps = {step for step in session.scalars(looks) if view.low <= step <= view.high}
-    kept = _points(session, _select_points().where(*view.where(), Metric.step.in_(steps))) if steps else {}
-    within = Metric.step.between(view.low, view.high)
-    for order in (Metric.step.asc(), Metric.step.desc()):
-        kept |= _points(session, _select_points().where(*view.where(), within).order_by(order).limit(1))
+def _fits(session: Session, view: _View, stride_level: int, max_points: int) -> bool:
+    """Return whether the stride 2**stride_level leaves at most ``max_points``; stops counting at one more."""
+    some = select(literal(1)).select_from(Metric).where(*view.on_grid(stride_level)).limit(max_points + 1).subquery()
+    return (session.scalar(select(func.count()).select_from(some)) or 0) <= max_points
+
+
+def _always_kept(session: Session, view: _View, looks: set[int]) -> dict[int, Point]:
+    """Return the first and last point in range, and those at looks."""
+    steps = {step for step in looks if view.low <= step <= view.high} | ({view.low, view.high} if view.whole else set())
+    # A step's level follows from it; naming both leads the planner to the rows instead of along the whole series.
+    listed = (Metric.level.in_({level_of(step) for step in steps}), Metric.step.in_(steps))
+    kept = _points(session, _select_points().where(*view.where(), *listed)) if steps else {}
+    if not view.whole:
+        within = Metric.step.between(view.low, view.high)
+        for order in (Metric.step.asc(), Metric.step.desc()):
+            kept |= _points(session, _select_points().where(*view.where(), within).order_by(order).limit(1))
     return kept
 
 
-def _select_points() -> Select[int, float | None, float, str | None]:
-    return select(Metric.step, Metric.value, Metric.at, Metric.nonfinite)
+def _select_points() -> Select[Any]:
+    columns = Metric.__table__.c  # the table's columns, not the class': hundreds of rows need no mapping
+    return select(columns.step, columns.value, columns.at, columns.nonfinite)
 
 
-def _points(session: Session, query: Select[int, float | None, float, str | None]) -> dict[int, Point]:
+def _points(session: Session, query: Select[Any]) -> dict[int, Point]:
     return {row[0]: Point(*row) for row in session.execute(query)}
 
 

@@ -2,5 +2,6 @@
 
 What lives here: ``DriftlineClient`` (``api``), the commands (``cli``, ``commands``, ``following``, ``starting``), what they
 print (``tables``, ``report``, ``progress``, ``words``), and the supervisor behind ``driftline up`` (``service``,
-``supervisor``, ``children``, ``place``). What may not: SQL, torch, and judgements about runs, since everything shown is the service's answer.
+``supervisor``, ``children``, ``place``, ``processes``). What may not: SQL, torch, and judgements about runs, since
+everything that is shown is the service's answer.
 """

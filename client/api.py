@@ -6,20 +6,23 @@ submission carries an idempotency key instead, so that its caller may repeat it 
 """
 
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
-from client.errors import NotReachable, from_answer
+from client.errors import ClientError, NotReachable, from_answer
 from client.place import service_url
 
 Json = dict[str, Any]
 
 _READ_TRIES = 4
 _FIRST_PAUSE_S = 0.2
+_RUN_ID = re.compile("[0-9a-f]{1,12}")
 _BUSY = frozenset({502, 503, 504})
 _JSON = {"Content-Type": "application/json"}
 
@@ -78,7 +81,7 @@ class DriftlineClient:
 
     def run(self, run_id: str) -> Json:
         """One run by its id or an unambiguous beginning of it."""
-        return self._read(f"/runs/{_segment(run_id)}")
+        return self._read(_run(run_id))
 
     def runs(self, *, after: str | None = None, limit: int = 50, **filters: str | None) -> Json:
         """A page of runs, newest first; filters: ``kind``, ``state``, ``tag``, ``model``, ``created_from``, ``created_to``."""
@@ -86,15 +89,15 @@ class DriftlineClient:
 
     def cancel(self, run_id: str) -> Json:
         """Cancel a run; one that runs writes a checkpoint first."""
-        return self._write("POST", f"/runs/{_segment(run_id)}/cancel")
+        return self._write("POST", _run(run_id, "/cancel"))
 
     def pause(self, run_id: str) -> Json:
         """Pause a running run behind a checkpoint."""
-        return self._write("POST", f"/runs/{_segment(run_id)}/pause")
+        return self._write("POST", _run(run_id, "/pause"))
 
     def resume(self, run_id: str) -> Json:
         """Put a paused run back into the queue."""
-        return self._write("POST", f"/runs/{_segment(run_id)}/resume")
+        return self._write("POST", _run(run_id, "/resume"))
 
     def curves(
         self,
@@ -109,7 +112,7 @@ class DriftlineClient:
         """Curves of a run; all keys by default."""
         named = ",".join(keys) if keys else None
         return self._read(
-            f"/runs/{_segment(run_id)}/curves",
+            _run(run_id, "/curves"),
             keys=named,
             from_step=from_step,
             to_step=to_step,
@@ -119,15 +122,15 @@ class DriftlineClient:
 
     def damage_stop(self, run_id: str) -> Json:
         """The damage-stop status of a run."""
-        return self._read(f"/runs/{_segment(run_id)}/damage-stop")
+        return self._read(_run(run_id, "/damage-stop"))
 
     def looks(self, run_id: str) -> list[Json]:
         """All looks of a run by step."""
-        return list(self._pages(f"/runs/{_segment(run_id)}/looks"))
+        return list(self._pages(_run(run_id, "/looks")))
 
     def evaluations(self, run_id: str, *, purpose: str | None = None) -> list[Json]:
         """All evaluations of a run in the order they were started."""
-        return list(self._pages(f"/runs/{_segment(run_id)}/evals", purpose=purpose))
+        return list(self._pages(_run(run_id, "/evals"), purpose=purpose))
 
     def items(self, evaluation_id: str, *, flip: str | None = None, verdict: str | None = None) -> list[Json]:
         """All records of an evaluation, by flip against base or by verdict."""
@@ -135,11 +138,11 @@ class DriftlineClient:
 
     def analyses(self, run_id: str) -> list[Json]:
         """Analyses over a run's checkpoints."""
-        return list(self._pages(f"/runs/{_segment(run_id)}/analyses"))
+        return list(self._pages(_run(run_id, "/analyses")))
 
     def events(self, run_id: str, *, after: int = 0, limit: int = 100) -> Json:
         """Events with a larger ``seq`` than ``after``, oldest first."""
-        return self._read(f"/runs/{_segment(run_id)}/events", after=after, limit=limit)
+        return self._read(_run(run_id, "/events"), after=after, limit=limit)
 
     def logs(
         self,
@@ -152,7 +155,7 @@ class DriftlineClient:
         attempt: int | None = None,
     ) -> Json:
         """The last log lines, or what followed the cursor ``after``."""
-        path = f"/runs/{_segment(run_id)}/logs"
+        path = _run(run_id, "/logs")
         return self._read(path, after=after, tail=tail, level=level, search=search, attempt=attempt)
 
     def capabilities(self) -> Json:
@@ -251,8 +254,18 @@ def _body(recipe: Mapping[str, Any] | bytes | str) -> dict[str, Any]:
     return {"content": recipe} if isinstance(recipe, bytes) else {"json": dict(recipe)}
 
 
-def _segment(name: str) -> str:
-    """A name as one path segment: whatever a user types, it reaches no other path."""
-    from urllib.parse import quote
+def _run(run_id: str, below: str = "") -> str:
+    """A run's path. Checked here, because a name that is no id must reach no other path, and deserves a better sentence."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise ClientError(
+            f"{run_id!r} is not the id of a run",
+            param="RUN",
+            hint="an id is up to 12 hexadecimal characters; `driftline list` shows them",
+            code="bad_id",
+        )
+    return f"/runs/{run_id}{below}"
 
-    return quote(name, safe="") or "-"
+
+def _segment(name: str) -> str:
+    """A name as one path segment."""
+    return quote(name, safe="")

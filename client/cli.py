@@ -1,235 +1,270 @@
 """The command line ``driftline``: names, options and help of every command, and how errors end.
 
-Help must come at once, so this module imports nothing heavier than typer; each command imports its own work when it is
-called. Exit status: 0 succeeded, 2 the run failed, 3 damage_stopped, 4 cancelled, 5 refused, 6 service not reachable,
-130 detached by Ctrl-C, 1 anything else.
+Help must come at once, so this module imports only the standard library and the errors; a command imports its own work when
+it is called (docs/adr/0008). Exit status: 0 succeeded, 2 the run failed, 3 damage_stopped, 4 cancelled, 5 refused, 6 service
+not reachable, 130 detached by Ctrl-C, 1 anything else, wrong usage too.
 """
 
+import argparse
 import sys
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
-
-import typer
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from client.errors import ClientError
 
-app = typer.Typer(
-    name="driftline",
-    help="RLVR experiments on one GPU: post a recipe, watch its curves and its damage stop.",
-    epilog="The service's address is DRIFTLINE_URL, else what server.json in DRIFTLINE_HOME (default ./.driftline) says. "
-    "A token is read from DRIFTLINE_TOKEN.",
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+Arguments = argparse.Namespace
+Command = Callable[[Arguments], int]
 
-_USAGE_ERROR = 2
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text for people.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id of a run, or the beginning of it.")]
+INTERRUPTED = 130
+_USAGE_ERROR = 1
+_EPILOG = """\
+The service's address is DRIFTLINE_URL, else what server.json in DRIFTLINE_HOME
+(default ./.driftline) says. A token is read from DRIFTLINE_TOKEN.
+"""
 
 
-@app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    if version:
-        from importlib.metadata import version as version_of
-
-        print(f"driftline {version_of('driftline')}")
-        _end(0)
-
-
-@app.command()
-def up(
-    background: Annotated[bool, typer.Option("--background", help="Detach; `driftline down` stops it.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Start the service: broker, api and one worker in the home folder."""
+def up(given: Arguments) -> int:
+    """Start broker, api and one worker in the home folder."""
     from client import starting
 
-    _end(starting.up(background=background, as_json=as_json))
+    return starting.up(background=given.background, as_json=given.json)
 
 
-@app.command()
-def down(as_json: Json = False) -> None:
-    """Stop the service. A run in progress writes a checkpoint and waits in the queue."""
+def down(given: Arguments) -> int:
+    """Stop the service; a run in progress writes a checkpoint and waits in the queue."""
     from client import starting
 
-    _end(starting.down(as_json=as_json))
+    return starting.down(as_json=given.json)
 
 
-@app.command()
-def demo(as_json: Json = False) -> None:
-    """Train a small real model from beginning to end, with looks and a damage stop."""
+def demo(given: Arguments) -> int:
+    """Train a small real model from beginning to end."""
     from client import starting
 
-    _end(starting.demo(as_json=as_json))
+    return starting.demo(as_json=given.json)
 
 
-@app.command()
-def submit(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Recipe as JSON; - reads standard input.")],
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Post it and return at once.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Validate and plan; store nothing.")] = False,
-    idempotency_key: Annotated[
-        str | None, typer.Option(help="Repeats with the same key never make a second run.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Post a recipe and follow the run; the exit status is its outcome.
-
-    0 succeeded, 2 failed, 3 damage_stopped, 4 cancelled, 5 refused, 6 service not reachable. Ctrl-C only detaches.
-    """
+def submit(given: Arguments) -> int:
+    """Post a recipe and follow the run to its outcome."""
     from client import following
 
-    _end(following.submit(file, detach=detach, dry_run=dry_run, key=idempotency_key, as_json=as_json))
+    key = given.idempotency_key
+    return following.submit(given.file, detach=given.detach, dry_run=given.dry_run, key=key, as_json=given.json)
 
 
-@app.command("list")
-def list_runs(
-    *,
-    state: Annotated[str | None, typer.Option(help="Only runs in this state.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only runs of this kind: train, eval or analysis.")] = None,
-    tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only runs of this model.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
-    as_json: Json = False,
-) -> None:
+def list_runs(given: Arguments) -> int:
     """List runs, newest first."""
     from client import commands
 
-    _end(commands.list_runs(state=state, kind=kind, tag=tag, model=model, limit=limit, as_json=as_json))
+    filters = {name: getattr(given, name) for name in ("state", "kind", "tag", "model")}
+    return commands.list_runs(limit=given.limit, as_json=given.json, **filters)
 
 
-@app.command()
-def show(
-    run: RunId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it; the exit status is its outcome.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Show one run: state, progress, attempts, and why it failed if it did."""
-    if follow:
+def show(given: Arguments) -> int:
+    """Show one run: state, progress, attempts, errors."""
+    if given.follow:
         from client import following
 
-        _end(following.attach(run, as_json=as_json))
+        return following.attach(given.run, as_json=given.json)
     from client import commands
 
-    _end(commands.show(run, as_json=as_json))
+    return commands.show(given.run, as_json=given.json)
 
 
-@app.command()
-def curves(
-    run: RunId,
-    *,
-    keys: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY]...", help="Names of curves; by default the usual ones.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every curve of the run.")] = False,
-    from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
-    to_step: Annotated[int | None, typer.Option(min=0, help="Last step.")] = None,
-    points: Annotated[int, typer.Option(min=1, help="At most so many points of a curve.")] = 500,
-    as_json: Json = False,
-) -> None:
-    """Show a run's curves: first and last value and their shape."""
+def curves(given: Arguments) -> int:
+    """Show a run's curves: first value, last value, shape."""
     from client import commands
 
-    _end(
-        commands.curves(
-            run, keys=keys or [], from_step=from_step, to_step=to_step, points=points, every=every, as_json=as_json
-        )
-    )
+    steps = {"from_step": given.from_step, "to_step": given.to_step, "points": given.points}
+    return commands.curves(given.run, keys=given.keys, every=given.all, as_json=given.json, **steps)
 
 
-@app.command("damage-stop")
-def damage_stop(run: RunId, as_json: Json = False) -> None:
+def damage_stop(given: Arguments) -> int:
     """Show what the frozen stop rule says of a run."""
     from client import commands
 
-    _end(commands.damage_stop(run, as_json=as_json))
+    return commands.damage_stop(given.run, as_json=given.json)
 
 
-@app.command()
-def looks(
-    run: RunId,
-    items: Annotated[bool, typer.Option("--items", help="Also which items were lost and gained.")] = False,
-    as_json: Json = False,
-) -> None:
+def looks(given: Arguments) -> int:
     """Show a run's looks at the held-out items."""
     from client import commands
 
-    _end(commands.looks(run, items=items, as_json=as_json))
+    return commands.looks(given.run, items=given.items, as_json=given.json)
 
 
-@app.command()
-def logs(
-    run: RunId,
-    *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print what is written until the run ends.")] = False,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=1, max=5000, help="So many last lines.")] = 200,
-    level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING, ERROR or CRITICAL, and above.")] = None,
-    search: Annotated[str | None, typer.Option(help="Only lines with this text.")] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Only this attempt.")] = None,
-    as_json: Json = False,
-) -> None:
+def logs(given: Arguments) -> int:
     """Show the end of a run's logs."""
     from client import commands
 
-    _end(commands.logs(run, follow=follow, tail=tail, level=level, search=search, attempt=attempt, as_json=as_json))
+    wanted = {name: getattr(given, name) for name in ("tail", "level", "search", "attempt")}
+    return commands.logs(given.run, follow=given.follow, as_json=given.json, **wanted)
 
 
-@app.command()
-def cancel(run: RunId, as_json: Json = False) -> None:
+def cancel(given: Arguments) -> int:
     """Cancel a run; one that runs writes a checkpoint first."""
-    from client import commands
-
-    _end(commands.change(run, "cancel", as_json=as_json))
+    return _change(given, "cancel")
 
 
-@app.command()
-def pause(run: RunId, as_json: Json = False) -> None:
+def pause(given: Arguments) -> int:
     """Pause a running run behind a checkpoint."""
-    from client import commands
-
-    _end(commands.change(run, "pause", as_json=as_json))
+    return _change(given, "pause")
 
 
-@app.command()
-def resume(run: RunId, as_json: Json = False) -> None:
+def resume(given: Arguments) -> int:
     """Put a paused run back into the queue."""
+    return _change(given, "resume")
+
+
+def _change(given: Arguments, what: str) -> int:
     from client import commands
 
-    _end(commands.change(run, "resume", as_json=as_json))
+    return commands.change(given.run, what, as_json=given.json)
 
 
-class _Done(SystemExit):
-    """A command's own exit status, told apart from typer's 2 for wrong usage: 2 means that a run failed."""
+def _help(prog: str) -> argparse.HelpFormatter:
+    """Paragraphs as they are written, and room for long option names."""
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=28)
 
 
-def _end(status: int) -> NoReturn:
-    raise _Done(status)
+class Parser(argparse.ArgumentParser):
+    """Wrong usage ends with 1, since 2 means that a run failed; options are never guessed from their beginnings."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=_help, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where help is."""
+        self.exit(_USAGE_ERROR, f"error: {message}\n  hint: {self.prog} --help\n")
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    root = Parser(
+        prog="driftline",
+        description="RLVR experiments on one GPU: post a recipe, watch its curves and its damage stop.",
+        epilog=_EPILOG,
+    )
+    root.add_argument("--version", action="store_true", help="print the version")
+    table = root.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
+
+    def command(name: str, work: Command, *, run: bool = True, more: str = "") -> Parser:
+        first_line = (work.__doc__ or "").rstrip(".")
+        made: Parser = table.add_parser(
+            name, help=first_line[0].lower() + first_line[1:], description=f"{work.__doc__}{more}"
+        )
+        made.set_defaults(work=work)
+        if run:
+            made.add_argument("run", metavar="RUN", help="id of a run, or the beginning of it")
+        made.add_argument("--json", action="store_true", help="print JSON instead of text for people")
+        return made
+
+    _service_commands(command)
+    _run_commands(command)
+    return root
+
+
+def _service_commands(command: Callable[..., Parser]) -> None:
+    """Commands that are not about a run that exists."""
+    made = command("up", up, run=False)
+    made.add_argument("--background", action="store_true", help="detach; `driftline down` stops it")
+    command("down", down, run=False)
+    command("demo", demo, run=False)
+    statuses = "\n\nThe exit status is the outcome: 0 succeeded, 2 failed, 3 damage_stopped, 4 cancelled,\n"
+    statuses += "5 refused, 6 service not reachable. Ctrl-C detaches and cancels nothing."
+    made = command("submit", submit, run=False, more=statuses)
+    made.add_argument("file", metavar="FILE", help="recipe as JSON; - reads standard input")
+    made.add_argument("-d", "--detach", action="store_true", help="post it and return at once")
+    made.add_argument("--dry-run", action="store_true", help="validate and plan; store nothing")
+    made.add_argument("--idempotency-key", metavar="KEY", help="repeats with the same key never make a second run")
+    made = command("list", list_runs, run=False)
+    for name, text in (
+        ("state", "in this state"),
+        ("kind", "of this kind"),
+        ("tag", "with this tag"),
+        ("model", "of this model"),
+    ):
+        made.add_argument(f"--{name}", help=f"only runs {text}")
+    made.add_argument("--limit", type=_from(1, 1000), default=20, metavar="N", help="at most so many (20)")
+
+
+def _run_commands(command: Callable[..., Parser]) -> None:
+    """Commands about one run."""
+    made = command("show", show)
+    made.add_argument("-f", "--follow", action="store_true", help="follow it; the exit status is its outcome")
+    made = command("curves", curves)
+    made.add_argument("keys", nargs="*", metavar="KEY", help="names of curves; by default the usual ones")
+    made.add_argument("--all", action="store_true", help="every curve of the run")
+    made.add_argument("--from-step", type=_from(0), metavar="N", help="first step")
+    made.add_argument("--to-step", type=_from(0), metavar="N", help="last step")
+    made.add_argument(
+        "--points", type=_from(1), default=500, metavar="N", help="at most so many points of a curve (500)"
+    )
+    command("damage-stop", damage_stop)
+    made = command("looks", looks)
+    made.add_argument("--items", action="store_true", help="also which items were lost and gained")
+    made = command("logs", logs)
+    made.add_argument("-f", "--follow", action="store_true", help="print what is written until the run ends")
+    made.add_argument("-n", "--tail", type=_from(1, 5000), default=200, metavar="N", help="so many last lines (200)")
+    levels = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"]
+    made.add_argument("--level", type=str.upper, choices=levels, metavar="LEVEL", help="this level and above")
+    made.add_argument("--search", metavar="TEXT", help="only lines with this text")
+    made.add_argument("--attempt", type=_from(1), metavar="N", help="only this attempt")
+    command("cancel", cancel)
+    command("pause", pause)
+    command("resume", resume)
+
+
+def _from(lowest: int, highest: int | None = None) -> Callable[[str], int]:
+    """A parser of whole numbers from ``lowest`` to ``highest``."""
+    allowed = (
+        f"a whole number of at least {lowest}" if highest is None else f"a whole number from {lowest} to {highest}"
+    )
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not lowest <= int(text) <= (highest or int(text)):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}")
+        return int(text)
+
+    return parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    """Entry point; returns the exit status. Expected errors are told in their own words, without a traceback."""
+    root = parser()
+    given = root.parse_args(arguments)
+    if given.version:
+        from importlib.metadata import version
+
+        print(f"driftline {version('driftline')}")
+        return 0
+    if given.command is None:
+        root.print_help()
+        return 0
     try:
-        app(given, prog_name="driftline")
-    except _Done as done:
-        return int(done.code or 0)
-    except SystemExit as stop:
-        return 1 if stop.code == _USAGE_ERROR else int(stop.code or 0)
+        return int(given.work(given))
     except ClientError as error:
-        _print_error(error, as_json="--json" in given)
+        _print_error(error, as_json=given.json)
         return error.exit_status
-    return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return _USAGE_ERROR
+
+
+def _silence_stdout() -> None:
+    """The reader of a pipe went away: give the interpreter nowhere to complain when it flushes at its end."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(error: ClientError, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        sys.stdout.write(json.dumps(error.body()) + "\n")
+        sys.stdout.write(json.dumps(error.body(), ensure_ascii=False) + "\n")
         return
     label = "\033[31merror\033[0m" if sys.stderr.isatty() else "error"
     sys.stderr.write(f"{label}: {error.message}\n")

@@ -39,7 +39,7 @@ class ServiceError(ClientError):
         self.status = status
 
 
-class RecipeRefused(ServiceError):  # noqa: N818
+class Refused(ServiceError):  # noqa: N818
     """422: a recipe, a parameter or an id cannot be used."""
 
     exit_status = 5
@@ -79,7 +79,7 @@ def from_answer(status: int, body: Any) -> ServiceError:
         case 409:
             kind = Conflict
         case 422:
-            kind = RecipeRefused
+            kind = Refused
         case _:
             kind = ServiceFailed if status >= 500 else ServiceError
     return kind(

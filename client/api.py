@@ -22,6 +22,7 @@ Json = dict[str, Any]
 
 _READ_TRIES = 4
 _FIRST_PAUSE_S = 0.2
+_FOREIGN = "not_driftline"
 _RUN_ID = re.compile("[0-9a-f]{1,12}")
 _BUSY = frozenset({502, 503, 504})
 _JSON = {"Content-Type": "application/json"}
@@ -189,9 +190,11 @@ class DriftlineClient:
         for left in reversed(range(self._tries)):
             try:
                 return self._send("GET", path, retried=_BUSY if left else frozenset(), params=given)
-            except (NotReachable, _Busy):
-                if not left:
+            except NotReachable as error:
+                if not left or error.code == _FOREIGN:
                     raise
+            except _Busy:  # never on the last try
+                pass
             self._pause.wait(pause_s)
             pause_s *= 2
         raise AssertionError("the last try returns or raises")
@@ -226,14 +229,14 @@ class DriftlineClient:
         if answer.status_code >= 400 and answer.status_code not in passed:
             raise from_answer(answer.status_code, body)
         if not isinstance(body, dict):
-            raise self._absent("what answers there does not speak JSON, so it is no Driftline")
+            raise self._absent("what answers there does not speak JSON, so it is no Driftline", code=_FOREIGN)
         return body
 
-    def _absent(self, why: str) -> NotReachable:
+    def _absent(self, why: str, *, code: str = "not_reachable") -> NotReachable:
         return NotReachable(
             f"no Driftline service at {self.url}: {why}",
             hint="start it with `driftline up --background`, or let DRIFTLINE_URL name another one",
-            code="not_reachable",
+            code=code,
         )
 
 

@@ -97,7 +97,8 @@ def runner_environment(device: Device) -> dict[str, str]:
     """Variables to add to a runner's environment so that it sees ``device`` alone and computes reproducibly.
 
     The thread counts are fixed because sums split over another number of threads round differently, and a resumed CPU
-    run must be bit-identical to an undisturbed one.
+    run must be bit-identical to an undisturbed one. MKL's mode is AUTO: the same bits on the same machine; why not
+    COMPATIBLE is in docs/adr/0010-bits-on-the-cpu.md.
     """
     threads = str(device.threads)
     return {
@@ -107,7 +108,7 @@ def runner_environment(device: Device) -> dict[str, str]:
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
         "MKL_DYNAMIC": "FALSE",
-        "MKL_CBWR": "COMPATIBLE",
+        "MKL_CBWR": "AUTO",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",

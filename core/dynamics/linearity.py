@@ -1,0 +1,323 @@
+"""Linearity in the weights: R2 of every weight's trajectory, and how much of it is beyond chance (paper: 4.1, B.1).
+
+One pass over the checkpoints collects sums; everything else is arithmetic on them. The excess over a random walk is reported
+first and the raw share second: a walk alone is "linear" for a quarter of its weights and more. Storing results and drawing
+figures are `job` and `figures`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from scipy import stats
+
+from core.dynamics import gram, nulls, statement
+from core.dynamics.modules import Place, places
+from core.dynamics.rank import leading_share
+from core.dynamics.regression import BINS, R2Histogram, fit_lines
+from core.dynamics.relative import RelativeChange
+from core.dynamics.sampling import sampled_positions
+from core.dynamics.tensor_file import Array, Entry
+from core.dynamics.trajectory import Chunk, Trajectory
+from core.streams import stream_seed
+
+FIGURE_BINS = 50
+_WITNESSES = 4096
+_EXAMPLES = 16
+_MOST_TENSORS = 1000
+_MOST_GRAM_POINTS = 64
+_RANK_ELEMENTS = 2 << 20  # a larger matrix' change would not fit the memory bound
+
+OnTensor = Callable[[int, int], None]
+
+
+@dataclass
+class _Witnesses:
+    """A small seeded sample of whole trajectories: examples to look at, and what rounding does to increments."""
+
+    names: list[str] = field(default_factory=list)
+    index: list[int] = field(default_factory=list)
+    initial: list[float] = field(default_factory=list)
+    paths: list[Array] = field(default_factory=list)
+
+    def add(self, chunk: Chunk, columns: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+        for column in columns:
+            self.names.append(chunk.tensor.name)
+            self.index.append(chunk.first + int(column))
+            self.initial.append(float(chunk.initial_N[column]))
+            self.paths.append(chunk.path_KN[:, column].copy())
+
+    def changed(self) -> list[int]:
+        """Positions in the lists of those that are not constant."""
+        return [at for at, path in enumerate(self.paths) if path.any()]
+
+
+@dataclass
+class Sums:
+    """What one pass leaves: per-tensor documents, histograms per cell of the heat map, the Gram matrix, and samples."""
+
+    overall: R2Histogram
+    cells: dict[Place, R2Histogram]
+    tensors: list[dict[str, Any]]
+    gram_KK: Array
+    relative: RelativeChange
+    witnesses: _Witnesses
+    net_changed: int = 0
+    drifting: int = 0
+
+
+def weight_linearity(
+    trajectory: Trajectory,
+    *,
+    seed: int,
+    threshold: float = 0.7,
+    sample: int | None = None,
+    drive: nulls.Drive | None = None,
+    on_tensor: OnTensor = lambda done, total: None,
+) -> dict[str, Any]:
+    """Measure a trajectory and return the whole result as JSON-able values.
+
+    Args:
+        trajectory: K >= 4 open checkpoints.
+        seed: of the sample, the examples and the nulls; equal seeds give equal results on every machine.
+        threshold: R2 above it counts as linear.
+        sample: number of weights drawn, evenly over all; None takes every weight.
+        drive: the optimizer and schedule that trained the run, when known; its walk is then the null of the headline.
+        on_tensor: called with (tensors done, tensors in all) after each; what it raises ends the pass.
+
+    Raises:
+        TrajectoryError: for damage that only reading shows.
+    """
+    sums = collect(trajectory, seed=seed, threshold=threshold, sample=sample, on_tensor=on_tensor)
+    path = gram.PathGram(trajectory.steps, sums.gram_KK)
+    result = {
+        "trajectory": _trajectory_document(trajectory, sums, sample),
+        "threshold": threshold,
+        "r2": {**sums.overall.summary(), "quantile_resolution": 1 / BINS},
+        "histogram": sums.overall.coarse(FIGURE_BINS),
+        **_chance(trajectory, sums, path, seed=seed, drive=drive),
+        "run_level": _run_level(path, sums, seed),
+        "heat_map": _heat_map(sums.cells),
+        "relative_change": sums.relative.document(),
+        "tensors": sums.tensors[:_MOST_TENSORS],
+        "tensors_left_out": max(0, len(sums.tensors) - _MOST_TENSORS),
+        "examples": _examples(trajectory, sums.witnesses),
+        "unit_of_claim": "run",
+    }
+    return {"statement": statement.of(result), **result}
+
+
+def collect(trajectory: Trajectory, *, seed: int, threshold: float, sample: int | None, on_tensor: OnTensor) -> Sums:
+    """Read the trajectory once and add up what the result needs. Memory: a few chunks, and the sums."""
+    count = len(trajectory.steps)
+    where = places([tensor.name for tensor in trajectory.tensors])
+    offsets = _offsets(trajectory.tensors)
+    pass_ = _Pass(trajectory, seed, sample, stats.t.ppf(0.975, count - 2))
+    sums = Sums(R2Histogram(threshold), {}, [], np.zeros((count, count)), RelativeChange(threshold), _Witnesses())
+    current = _TensorSums(R2Histogram(threshold))
+    for chunk in trajectory.chunks():
+        if chunk.first == 0:
+            current = _TensorSums.start(chunk.tensor, threshold)
+        pass_.add(chunk, offsets[chunk.tensor.name], sums, current)
+        if chunk.last:
+            place = where[chunk.tensor.name]
+            sums.tensors.append(current.document(chunk.tensor, place, seed))
+            sums.overall.merge(current.r2)
+            sums.cells.setdefault(place, R2Histogram(threshold)).merge(current.r2)
+            on_tensor(len(sums.tensors), len(trajectory.tensors))
+    return sums
+
+
+@dataclass
+class _TensorSums:
+    """What is collected for one tensor. ``change_N`` is the change from first to last checkpoint, for smaller matrices."""
+
+    r2: R2Histogram
+    change_N: np.ndarray[Any, np.dtype[np.float32]] | None = None
+
+    @classmethod
+    def start(cls, tensor: Entry, threshold: float) -> "_TensorSums":
+        matrix = len(tensor.shape) == 2 and min(tensor.shape) > 1 and tensor.elements <= _RANK_ELEMENTS
+        return cls(R2Histogram(threshold), np.empty(tensor.elements, dtype=np.float32) if matrix else None)
+
+    def document(self, tensor: Entry, place: Place, seed: int) -> dict[str, Any]:
+        share = None if self.change_N is None else leading_share(self.change_N.reshape(tensor.shape), seed)
+        return {
+            "name": tensor.name,
+            "layer": place.layer,
+            "module": place.module,
+            "shape": list(tensor.shape),
+            **self.r2.summary(),
+            "rank_1_share": share,
+        }
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The fixed facts of a pass. ``critical_t`` is exceeded by one walk in twenty."""
+
+    trajectory: Trajectory
+    seed: int
+    sample: int | None
+    critical_t: float
+
+    def add(self, chunk: Chunk, offset: int, sums: Sums, current: _TensorSums) -> None:
+        start, stop = offset + chunk.first, offset + chunk.first + chunk.path_KN.shape[1]
+        if current.change_N is not None:
+            current.change_N[chunk.first : chunk.first + stop - start] = chunk.path_KN[-1]
+        sums.witnesses.add(chunk, self._drawn(start, stop, _WITNESSES, "witnesses") - start)
+        path_KN, initial_N = chunk.path_KN, chunk.initial_N
+        if self.sample is not None:
+            columns = self._drawn(start, stop, self.sample, "sample") - start
+            path_KN, initial_N = path_KN[:, columns], initial_N[columns]
+        if not path_KN.shape[1]:
+            return
+        fits = fit_lines(path_KN, self.trajectory.steps)
+        current.r2.add(fits.r2_N, fits.changed_N)
+        sums.gram_KK += path_KN @ path_KN.T
+        sums.net_changed += int(np.count_nonzero(path_KN[-1]))
+        sums.drifting += int(np.count_nonzero(np.abs(fits.t_N) > self.critical_t))
+        sums.relative.add(initial_N, path_KN[-1], fits)
+
+    def _drawn(self, start: int, stop: int, n: int, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+        seed = stream_seed(self.seed, "linearity", name)
+        return sampled_positions(start, stop, total=self.trajectory.elements, n=n, seed=seed)
+
+
+def _offsets(tensors: tuple[Entry, ...]) -> dict[str, int]:
+    """Place all weights in one row, by name: a sample does not depend on how a folder orders or shards its files."""
+    offsets, at = {}, 0
+    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+        offsets[tensor.name] = at
+        at += tensor.elements
+    return offsets
+
+
+def _trajectory_document(trajectory: Trajectory, sums: Sums, sample: int | None) -> dict[str, Any]:
+    measured, kept = sums.overall.elements, sums.overall.kept
+    return {
+        "steps": list(trajectory.steps),
+        "checkpoints": len(trajectory.steps),
+        "jumps": [point.step for point in trajectory.points if point.jump],
+        "weights": trajectory.elements,
+        "sample": sample,
+        "measured": measured,
+        "kept": kept,
+        "kept_share": kept / measured if measured else None,
+        "constant": sums.overall.constant,
+        "changed_at_the_end_share": sums.net_changed / measured if measured else None,
+        "dtypes": trajectory.dtypes,
+        "tied": list(trajectory.tied),
+        "not_weights": list(trajectory.not_weights),
+    }
+
+
+def _rounding(trajectory: Trajectory, witnesses: _Witnesses) -> nulls.Rounding | None:
+    """How the folders round, when most weights are stored in a 16-bit format."""
+    dtype = max(trajectory.dtypes, key=lambda name: trajectory.dtypes[name], default="F32")
+    changed = witnesses.changed()
+    if dtype not in ("BF16", "F16") or not changed:
+        return None
+    known: Literal["BF16", "F16"] = "BF16" if dtype == "BF16" else "F16"
+    paths_KN = np.stack([witnesses.paths[at] for at in changed], axis=1)
+    initial_M = np.array([witnesses.initial[at] for at in changed])
+    return nulls.Rounding(known, initial_M, nulls.moving_share(paths_KN))
+
+
+def _chance(
+    trajectory: Trajectory, sums: Sums, path: gram.PathGram, *, seed: int, drive: nulls.Drive | None
+) -> dict[str, Any]:
+    """Compare with the nulls: the excess over the headline's null, the nulls themselves, and the band of one run."""
+    rounding = _rounding(trajectory, sums.witnesses)
+    threshold, steps = sums.overall.threshold, trajectory.steps
+    names: tuple[Literal["plain", "driven"], ...] = ("plain",) if drive is None else ("plain", "driven")
+    documents: dict[str, Any] = {}
+    for name in names:
+        walks_KN = nulls.walks_of(name, steps, drive, seed)
+        histogram = nulls.null_histogram(walks_KN, steps, threshold=threshold, rounding=rounding, seed=seed)
+        documents[name] = nulls.null_document(histogram, bins=FIGURE_BINS)
+    headline = documents[names[-1]]
+    directions, observed = gram.independent_directions(path), sums.overall.share_above
+    band = None
+    if directions is not None and observed is not None:
+        # The walks of the last null named are the headline's.
+        band = nulls.chance_band(
+            walks_KN, steps, directions=directions, observed=observed, threshold=threshold, seed=seed
+        )
+    excess = {
+        "over": names[-1],
+        "share_above": _minus(observed, headline["share_above"]),
+        "mean": _minus(sums.overall.mean, headline["mean"]),
+        "median": _minus(sums.overall.quantile(0.5), headline["median"]),
+    }
+    return {
+        "excess": excess,
+        "chance_band": band,
+        "nulls": documents,
+        "null_rounded_as": rounding.dtype if rounding else None,
+        "driven_by": None
+        if drive is None
+        else {"optimizer": drive.optimizer, "beta1": drive.beta1, "beta2": drive.beta2,
+              "updates_per_step": drive.updates_per_step},
+    }  # fmt: skip
+
+
+def _minus(observed: float | None, expected: float | None) -> float | None:
+    return None if observed is None or expected is None else observed - expected
+
+
+def _run_level(path: gram.PathGram, sums: Sums, seed: int) -> dict[str, Any]:
+    directions = gram.independent_directions(path)
+    small = len(path.steps) <= _MOST_GRAM_POINTS
+    return {
+        "effective_rank": gram.effective_rank(path.increments),
+        "increments": len(path.steps) - 1,
+        "independent_directions": None if directions is None or not np.isfinite(directions) else directions,
+        "sign_flip": gram.sign_flip(path, seed),
+        "lag_1": gram.lag_one(path),
+        "drift_t": gram.drift_t(path),
+        "drifting_share": sums.drifting / sums.overall.kept if sums.overall.kept else None,
+        "drifting_share_of_a_walk": 0.05,
+        "increments_gram": path.increments.tolist() if small else None,
+    }
+
+
+def _heat_map(cells: dict[Place, R2Histogram]) -> dict[str, Any]:
+    """Rows are module types, columns the layers and last "Special"; each cell weighs its elements equally."""
+    layers = sorted({place.layer for place in cells if place.layer is not None})
+    in_layers = list(dict.fromkeys(place.module for place in cells if place.layer is not None))
+    special = list(dict.fromkeys(place.module for place in cells if place.layer is None))
+    modules = [*in_layers, *(name for name in special if name not in in_layers)]
+    columns: list[int | None] = [*layers, None]
+    grid = [[cells.get(Place(layer, module)) for layer in columns] for module in modules]
+    return {
+        "modules": modules,
+        "columns": [*(str(layer) for layer in layers), "Special"],
+        "mean_r2": [[cell.mean if cell else None for cell in row] for row in grid],
+        "share_above": [[cell.share_above if cell else None for cell in row] for row in grid],
+        "kept": [[cell.kept if cell else 0 for cell in row] for row in grid],
+    }
+
+
+def _examples(trajectory: Trajectory, witnesses: _Witnesses) -> list[dict[str, Any]]:
+    """Return evenly drawn trajectories of weights that changed, by name and flat index."""
+    changed = sorted(witnesses.changed(), key=lambda at: (witnesses.names[at], witnesses.index[at]))
+    shown = (
+        [changed[place * len(changed) // _EXAMPLES] for place in range(_EXAMPLES)]
+        if len(changed) > _EXAMPLES
+        else changed
+    )
+    if not shown:
+        return []
+    fits = fit_lines(np.stack([witnesses.paths[at] for at in shown], axis=1), trajectory.steps)
+    return [
+        {
+            "tensor": witnesses.names[at],
+            "index": witnesses.index[at],
+            "initial": witnesses.initial[at],
+            "change": witnesses.paths[at].tolist(),
+            "r2": float(fits.r2_N[number]),
+        }
+        for number, at in enumerate(shown)
+    ]

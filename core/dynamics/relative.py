@@ -1,0 +1,56 @@
+"""How far weights moved relative to where they began, and how linear those are that moved far (the paper's 5 % question).
+
+The bins choose weights by their net change, and choosing so raises R2 by itself (`nulls`): compare bins with each other only.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from core.dynamics.regression import Fits
+from core.dynamics.tensor_file import Array
+
+EDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 1e-1, 1.0)
+
+
+class RelativeChange:
+    """Counts per bin of |w_last - w_first| / |w_first|. Weights that began at 0 have a bin of their own."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        bins = len(EDGES) + 2
+        self._count_B = np.zeros(bins, dtype=np.int64)
+        self._above_B = np.zeros(bins, dtype=np.int64)
+        self._r2_B = np.zeros(bins)
+
+    def add(self, initial_N: Array, change_N: Array, fits: Fits) -> None:
+        """Add the weights that changed at some checkpoint."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative_N = np.abs(change_N) / np.abs(initial_N)
+        bins_N = np.where(initial_N == 0, len(EDGES) + 1, np.searchsorted(EDGES, relative_N, side="right"))
+        bins_N, r2_N = bins_N[fits.changed_N], fits.r2_N[fits.changed_N]
+        size = len(self._count_B)
+        self._count_B += np.bincount(bins_N, minlength=size)
+        self._above_B += np.bincount(bins_N[r2_N > self._threshold], minlength=size)
+        self._r2_B += np.bincount(bins_N, weights=r2_N, minlength=size)
+
+    def document(self) -> dict[str, Any]:
+        """Return the bins in order, lower edge included, and what they may be compared with."""
+        total = int(self._count_B.sum())
+        edges: list[float | None] = [0.0, *EDGES, None]
+        bins = [{"from": low, "to": high, **self._bin(at, total)} for at, (low, high) in enumerate(pairwise(edges))]
+        return {
+            "bins": bins,
+            "began_at_zero": self._bin(len(EDGES) + 1, total),
+            "note": "bins choose weights by their net change, which raises R2 by itself; compare bins with each other only",
+        }
+
+    def _bin(self, at: int, total: int) -> dict[str, Any]:
+        count = int(self._count_B[at])
+        return {
+            "weights": count,
+            "share": count / total if total else None,
+            "mean_r2": float(self._r2_B[at]) / count if count else None,
+            "share_above": int(self._above_B[at]) / count if count else None,
+        }

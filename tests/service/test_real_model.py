@@ -1,0 +1,73 @@
+"""The real small model through the whole service: damage is stopped and explained, its absence is not, and a crash is invisible."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.service.live import ROOT, Live, steps_of, values_of, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    """The demonstration's recipe, shorter."""
+    demo: dict[str, Any] = json.loads((ROOT / "recipes" / "demo-cpu.json").read_text())
+    looks = demo["looks"] | {"every": 2}
+    return demo | {"max_steps": 4, "looks": looks, "save": {"every": 2}} | changes
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Iterator[Live]:
+    home = tmp_path_factory.mktemp("real") / "home"
+    target = home / "models" / smollm2_dir.name
+    target.mkdir(parents=True)
+    for file in smollm2_dir.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    service = Live(home, home / "models")
+    yield service
+    service.stop()
+
+
+@pytest.fixture(scope="module")
+def undamaged(live: Live) -> dict[str, Any]:
+    return live.finished(live.client.submit(recipe())["id"], timeout_s=900)
+
+
+def test_a_run_that_does_no_damage_is_not_stopped(live: Live, undamaged: dict[str, Any]) -> None:
+    assert undamaged["state"] == "succeeded"
+    status = live.client.damage_stop(undamaged["id"])
+    assert status["state"] in {"no_damage_shown", "insufficient"}
+    assert status["prespecified_at"] < status["first_look_at"]
+    assert status["base"]["accuracy"] > 0.3
+    assert steps_of(live.client.curves(undamaged["id"]), "heldout/accuracy") == [0, 2, 4]
+
+
+def test_a_ruined_policy_is_stopped_and_the_lost_items_are_named(live: Live) -> None:
+    run = live.finished(live.client.submit(recipe(learning_rate=0.01, max_steps=8))["id"], timeout_s=900)
+    assert run["state"] == "damage_stopped"
+    status = live.client.damage_stop(run["id"])
+    assert status["state"] == "stopped"
+    assert status["evidence"]["value"] >= status["evidence"]["threshold"]
+    assert status["paired"]["lost"] > status["paired"]["gained"]
+    assert len(status["paired"]["lost_items"]) == status["paired"]["lost_items_count"] > 0
+    assert "were lost" in status["statement"]
+    looks = live.client.looks(run["id"])
+    lost = live.client.items(looks[-1]["evaluation_id"], flip="lost")
+    assert {item["item_id"] for item in lost} <= set(status["paired"]["lost_items"])
+
+
+def test_a_killed_runner_leaves_the_same_bits_as_none(live: Live, undamaged: dict[str, Any]) -> None:
+    run_id = live.client.submit(recipe())["id"]
+    live.at_step(run_id, 3)
+    os.kill(wait_for("a runner", lambda: live.runner_pid(run_id)), signal.SIGKILL)
+    assert live.finished(run_id, timeout_s=900)["state"] == "succeeded"
+    assert live.weights(run_id) == live.weights(undamaged["id"])
+    found, expected = live.client.curves(run_id), live.client.curves(undamaged["id"])
+    for key in ("reward", "loss", "kl", "entropy"):
+        assert steps_of(found, key) == [1, 2, 3, 4]
+        assert values_of(found, key) == values_of(expected, key)

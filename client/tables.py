@@ -212,7 +212,7 @@ def curves(document: Json, *, every: bool = False) -> RenderableType:
                 found[key]["unit"],
                 _point(points[0]),
                 _point(points[-1]),
-                str(found[key]["total"]),
+                f"{points[0][0]} to {points[-1][0]}",
                 words.spark(values),
             )
     return table
@@ -275,53 +275,53 @@ def _flips(rows: Sequence[Json], flips: Json) -> Table:
 
 def damage(status: Json) -> list[RenderableType]:
     """The damage-stop status with its statement."""
-    rule, evidence, base, paired = status["rule"], status["evidence"], status["base"], status["paired"]
-    parts: list[RenderableType] = [
-        Text.assemble(("Damage stop  ", "bold"), state(status["state"])),
-        Text(status["statement"]),
-    ]
+    title = Text.assemble(("Damage stop  ", "bold"), state(status["state"]))
+    return [title, Text(status["statement"]), facts(_damage_facts(status))]
+
+
+def _damage_facts(status: Json) -> list[tuple[str, RenderableType | None]]:
+    rule, base, current = status["rule"], status["base"], status["current"]
     kind = "confirmatory" if status["confirmatory"] else "exploratory"
-    pairs: list[tuple[str, RenderableType | None]] = [
-        ("rule", f"{rule['name']}, action {status['action']}" if rule else None),
-        (
-            "frozen",
-            f"{words.moment(status['prespecified_at'])} ({status['clock']} clock)"
-            if status["prespecified_at"]
-            else None,
-        ),
+    following = f", next at step {status['next_look_at_step']}" if status["next_look_at_step"] else ""
+    decided = f"{words.moment(status['decided_at'])}, at step {status['decided_at_step']}"
+    return [
+        ("rule", f"{rule['rule']}, action {status['action']}" if rule else None),
+        ("frozen", f"{words.moment(status['prespecified_at'])} ({status['clock']} clock)" if rule else None),
         ("kind", f"{kind}, prespecification {str(status['spec_hash'])[:12]}" if status["spec_hash"] else None),
-        (
-            "looks",
-            f"{status['looks']}"
-            + (f", next at step {status['next_look_at_step']}" if status["next_look_at_step"] else ""),
-        ),
-        ("base", f"{words.share(base['accuracy'])} ({words.interval(base['ci'])})" if base else None),
+        ("looks", f"{status['looks']}{following}"),
+        ("base", _accuracy(base) if base else None),
+        ("current", f"{_accuracy(current)} at step {current['step']}" if current else None),
+        *_paired_facts(status["paired"]),
+        ("evidence", _evidence(status["evidence"])),
+        ("decided", decided if status["decided_at"] else None),
+        ("forgetting", status["forgetting"]),
     ]
-    if status["current"]:
-        current = status["current"]
-        told = f"{words.share(current['accuracy'])} ({words.interval(current['ci'])}) at step {current['step']}"
-        pairs.append(("current", told))
-    if paired:
-        delta = f", difference {100 * paired['delta']:+.1f} points" if paired["delta"] is not None else ""
-        pairs.append(("paired", f"{paired['n']} items: {paired['lost']:g} lost, {paired['gained']:g} gained{delta}"))
-        pairs += [(f"{side} now", ", ".join(paired.get(f"{side}_items") or [])) for side in ("lost", "gained")]
-    if evidence and evidence["value"] is not None:
-        decides = f"decides {evidence.get('decides', 'at')} {words.number(evidence['threshold'])}"
-        pairs.append(("evidence", f"{evidence['statistic']} {words.number(evidence['value'])}, {decides}"))
-    if status["decided_at"]:
-        pairs.append(("decided", f"{words.moment(status['decided_at'])}, at step {status['decided_at_step']}"))
-    pairs.append(("forgetting", status["forgetting"]))
-    return [*parts, facts(pairs)]
 
 
-def _frozen(status: Json) -> str | None:
-    if status["prespecified_at"] is None:
+def _accuracy(found: Json) -> str:
+    return f"{words.share(found['accuracy'])} (95 %: {words.interval(found['ci'])})"
+
+
+def _paired_facts(paired: Json | None) -> list[tuple[str, RenderableType | None]]:
+    """Counts at the last look, and which items; a list that the service cut says how many there are."""
+    if paired is None:
+        return []
+    delta = f", difference {100 * paired['delta']:+.1f} points" if paired["delta"] is not None else ""
+    pairs: list[tuple[str, RenderableType | None]] = [
+        ("last look", f"{paired['n']} items: {paired['lost']:g} lost, {paired['gained']:g} gained{delta}")
+    ]
+    for side in ("lost", "gained"):
+        items = paired.get(f"{side}_items") or []
+        more = (paired.get(f"{side}_items_count") or len(items)) - len(items)
+        pairs.append((f"  {side}", ", ".join(items) + (f" and {more} more" if more else "")))
+    return pairs
+
+
+def _evidence(evidence: Json | None) -> str | None:
+    if evidence is None or evidence["value"] is None:
         return None
-    return f"{words.moment(status['prespecified_at'])} ({status['clock']} clock)"
-
-
-def _next_look(status: Json) -> str:
-    return f", next at step {status['next_look_at_step']}" if status["next_look_at_step"] else ""
+    decides = f"decides {evidence.get('decides', 'at')} {words.number(evidence['threshold'])}"
+    return f"{evidence['statistic']} {words.number(evidence['value'])}, {decides}"
 
 
 def plan(document: Json) -> list[RenderableType]:

@@ -18,6 +18,8 @@ from core.engines.models import (
     named_weights,
     resolve_model,
     save_model,
+    stop_token_ids,
+    text_decoder,
     weights_sha256,
 )
 from core.settings import Settings
@@ -278,3 +280,14 @@ def test_a_copy_of_a_folder_has_the_same_hash(llama, tokenizer, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     loaded = load_model(tmp_path / "copy", torch.float32, "cpu")
     assert weights_sha256(named_weights(loaded)) == weights_sha256(named_weights(llama))
+
+
+@pytest.mark.parametrize(("configured", "expected"), [(5, (2, 5)), ([9, 5], (2, 5, 9)), (None, (2,))])
+def test_every_configured_end_and_the_tokenizers_own_stop_a_completion(llama, tokenizer, configured, expected):
+    llama.generation_config.eos_token_id = configured
+    assert stop_token_ids(llama, tokenizer) == expected
+
+
+def test_display_text_leaves_special_tokens_out(tokenizer):
+    ids = tokenizer("a b", add_special_tokens=False).input_ids
+    assert text_decoder(tokenizer)([1, *ids, 2]) == "a b"

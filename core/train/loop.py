@@ -218,7 +218,8 @@ class _Training:
             self._policy.restore(folder)
             state = checkpoints.read_trainer_state(folder)
             self._progress = _Progress(step, state["updates"], state["nonfinite"], state["worked_s"])
-        self._engine.update_weights()
+            # The version of the weights is the number of steps that made them, in every attempt.
+            self._engine.update_weights(step)
         self._log.info("continuing from the checkpoint of step %d", step)
 
     def _save(self, step: int) -> None:

@@ -87,7 +87,7 @@ class StepRunner:
         )
         sequences = self._sequences(samples, advantage)
         results, logp = self._update(sequences, updates_before)
-        self._engine.update_weights()
+        self._engine.update_weights(step)
         values = self._curves(samples, results, logp, updates_before)
         values |= _resources(self._policy.device)
         tokens = sum(len(sample.completion.token_ids) for sample in samples)

@@ -1,4 +1,4 @@
-"""The real small model through the whole service: damage is stopped and explained, its absence is not, and a crash is invisible."""
+"""The real small model through the whole service: damage is stopped and explained, no damage is not, a crash is invisible."""
 
 import json
 import os

@@ -66,8 +66,9 @@ def test_a_draw_is_no_larger_than_its_pool(train: dict[str, Any], problems: Any)
     raw = {**train, "data": {"dataset": "gsm8k", "holdout": 80}}
     assert parse_recipe({**raw, "looks": {"every": 10, "m": 80}})
     assert "at most 80" in problems({**raw, "looks": {"every": 10, "m": 81}})["looks.m"].hint
-    suites = {"every": 10, "suites": ["holdout", "aime24"], "m": 31}
-    assert "at most 30" in problems({**raw, "looks": suites})["looks.m"].hint
+    first = {"every": 10, "suites": ["aime24", "holdout"], "m": 31}
+    assert "at most 30" in problems({**raw, "looks": first})["looks.m"].hint
+    assert parse_recipe({**raw, "looks": {**first, "suites": ["holdout", "aime24"]}})
 
 
 def test_an_empty_holdout_cannot_be_asked(train: dict[str, Any], problems: Any) -> None:

@@ -34,7 +34,6 @@ def test_data_with_answers_runs(dataset: str, train: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("extra", "place"),
     [
-        ({"device": {"kind": "cuda"}}, "engine"),
         ({"engine": "vllm"}, "engine"),
         ({"optimizer": "adamw_offload"}, "optimizer.name"),
         ({"optimizer": "adamw_8bit"}, "optimizer.name"),

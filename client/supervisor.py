@@ -227,7 +227,8 @@ class Supervisor:
 
     def _stop(self, signals: StopSignals) -> None:
         """Stop the worker, then the api, then the broker: each still needs the ones behind it to end well."""
-        self._say("stopping; a run in progress writes a checkpoint and waits in the queue (once more to hurry)")
+        if self._ready:
+            self._say("stopping; a run in progress writes a checkpoint and waits in the queue (once more to hurry)")
         for unit in reversed(self._units):
             if unit.child.name == "worker":
                 self._let_drain(unit, signals)
@@ -236,7 +237,8 @@ class Supervisor:
                 os.close(unit.descriptor)
                 unit.descriptor = -1
         place.forget_server(self._settings.home)
-        self._say("stopped")
+        if self._ready:
+            self._say("stopped")
 
     def _let_drain(self, unit: Unit, signals: StopSignals) -> None:
         """Ask the worker to end and wait for it; another signal ends the wait."""

@@ -26,7 +26,12 @@ def model_facts(name: str, models_dir: Path | None = None) -> ModelFacts:
         raise PlanError(f"{name} has the shape of the model its run started from; ask for that model's facts")
     if models_dir is None or name not in local_models(models_dir):
         raise PlanError(f"the model {name} is neither in the catalogue nor in the operator's model folder")
-    return _from_config(name, json.loads((models_dir / name / "config.json").read_text(encoding="utf-8")))
+    return folder_facts(name, models_dir / name)
+
+
+def folder_facts(name: str, folder: Path) -> ModelFacts:
+    """Return the shape that the config.json of a model folder states; raises :class:`PlanError` naming ``name``."""
+    return _from_config(name, json.loads((folder / "config.json").read_text(encoding="utf-8")))
 
 
 def _from_config(name: str, config: dict[str, Any]) -> ModelFacts:

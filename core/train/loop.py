@@ -19,6 +19,9 @@ from core.engines.references import find_model
 from core.engines.transformers_engine import TransformersEngine
 from core.evals.stored import Evaluator
 from core.jobs import Outcome, RunContext, UserError
+from core.planning.facts import PlanError, folder_facts
+from core.planning.memory import GIB
+from core.planning.plan import Batches, Card, budget_bytes, train_batches
 from core.recipes import TrainRecipe
 from core.store import checkpoints as checkpoint_rows
 from core.store import evaluations, events, metrics, queue, runs
@@ -76,11 +79,13 @@ class _Training:
         self._log: logging.Logger = context.log
         self._phase("prepare")
         device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
-        self._policy: Policy = load_policy(self._find(recipe.model), recipe, device)
+        folder = self._find(recipe.model)
+        batches = self._batches(folder)
+        self._policy: Policy = load_policy(folder, recipe, device)
         self._prepared: Prepared = prepare(recipe, context.settings, self._policy.tokenizer, pool)
         look_length = (recipe.looks.max_completion_length if recipe.looks else None) or recipe.max_completion_length
         longest = recipe.max_prompt_length + max(recipe.max_completion_length, look_length)
-        self._engine = self._open_engine(longest)
+        self._engine = self._open_engine(longest, batches.rollout)
         decode = text_decoder(self._policy.tokenizer)
         frozen = prespecify.load_or_freeze(context, recipe, self._prepared.suites)
         greedy = SamplingParams(
@@ -107,6 +112,7 @@ class _Training:
             params=replace(greedy, temperature=recipe.temperature, max_tokens=recipe.max_completion_length),
             decode=decode,
             pool=pool,
+            micro_batch_tokens=batches.micro,
         )
         self._progress = _Progress()
         self._saved_step: int | None = None
@@ -261,10 +267,22 @@ class _Training:
         for row in doomed:
             checkpoints.remove_checkpoint(context.settings.home / row.path)
 
-    def _open_engine(self, longest: int) -> TransformersEngine:
-        """Serve sequences of up to ``longest`` tokens; a model with fewer positions cannot run this recipe."""
+    def _batches(self, folder: Path) -> Batches:
+        """The batch sizes that the memory plan was made for."""
+        card = Card(self._context.device["memory_bytes"] / GIB, self._context.device["name"])
         try:
-            return TransformersEngine(self._policy.model, self._policy.tokenizer, max_model_len=longest)
+            facts = folder_facts(self._recipe.model, folder)
+        except PlanError as problem:
+            raise UserError("unplannable_model", str(problem)) from problem
+        return train_batches(self._recipe, facts, budget_bytes(self._recipe, card))
+
+    def _open_engine(self, longest: int, batch_tokens: int) -> TransformersEngine:
+        """Serve sequences of up to ``longest`` tokens; a model with fewer positions cannot run this recipe."""
+        policy = self._policy
+        try:
+            return TransformersEngine(
+                policy.model, policy.tokenizer, max_model_len=longest, max_batch_tokens=batch_tokens
+            )
         except EngineError as problem:
             advice = "lower max_prompt_length or max_completion_length"
             raise UserError("too_long_for_model", f"{problem}; {advice}") from problem

@@ -85,7 +85,7 @@ def load_policy(folder: Path, recipe: TrainRecipe, device: torch.device) -> Poli
     model.requires_grad_(True)
     if device.type == "cuda":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    body, weight_VH, _ = body_and_head(model)
+    body, weight_VH, tied = body_and_head(model)
     reference_body, reference_VH, _ = body_and_head(reference)
     return Policy(
         model=model,
@@ -93,7 +93,7 @@ def load_policy(folder: Path, recipe: TrainRecipe, device: torch.device) -> Poli
         optimizer=_optimizer(model, recipe),
         reference=reference,
         body=body,
-        head=Head(weight_VH, recipe.temperature, recipe.logit_chunk_tokens),
+        head=Head(weight_VH, recipe.temperature, recipe.logit_chunk_tokens, tied),
         reference_body=reference_body,
         reference_head=Head(reference_VH, recipe.temperature, recipe.logit_chunk_tokens),
         device=device,

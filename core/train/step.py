@@ -30,8 +30,6 @@ from core.train.prepare import Prepared
 from core.train.rollouts import Sample, sample_step
 from core.train.update import MicroBatch, TrainSequence, UpdateResult, build_micro_batches, score, update
 
-DEFAULT_MICRO_BATCH_TOKENS = 16_384
-
 
 @dataclass(frozen=True)
 class StepResult:
@@ -61,6 +59,7 @@ class StepRunner:
         params: SamplingParams,
         decode: Callable[[Sequence[int]], str],
         pool: VerifierPool,
+        micro_batch_tokens: int,
     ) -> None:
         self._context = context
         self._recipe = recipe
@@ -70,6 +69,7 @@ class StepRunner:
         self._params = params
         self._decode = decode
         self._pool = pool
+        self._micro_batch_tokens = micro_batch_tokens
         self._objective = objective_of(recipe.algorithm)
         self._rewards = RewardSpec(recipe.rewards, seed=recipe.seed)
 
@@ -162,8 +162,7 @@ class StepRunner:
         return results, per_sequence
 
     def _layout(self, part: Sequence[TrainSequence]) -> list[MicroBatch]:
-        budget = self._recipe.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
-        plan = plan_micro_batches([sequence.tokens for sequence in part], budget)
+        plan = plan_micro_batches([sequence.tokens for sequence in part], self._micro_batch_tokens)
         return build_micro_batches(part, plan, self._policy.device)
 
     def _learning_rate(self, number: int) -> float:

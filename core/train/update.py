@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from core.rl.chunked import backward_hidden, chunked_backward, chunked_logprobs
+from core.rl.embedding import scattered_embedding
 from core.rl.objective import Objective, TokenTerms, token_weights
 from core.rl.optim import MasterOptimizer, StepResult
 from core.rl.statistics import TokenStats
+from core.rl.transfer import to_device
 
 Body = Callable[..., Any]
 
@@ -36,26 +38,31 @@ class TrainSequence:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Right-padded sequences. ``select_BT`` marks the positions whose hidden state predicts a completion token.
+    """Right-padded sequences; P = B x S positions, row by row.
 
-    ``targets_T`` are those tokens, sequence by sequence, in the order in which ``select_BT`` picks them.
+    No attention mask: under causal attention no token sees the padding to its right, and without a mask attention takes
+    its fastest kernel. ``targets_P`` is each position's next token (0 where it predicts nothing that counts);
+    ``places_T`` (on the host) are the positions that predict a completion token, sequence by sequence.
     """
 
     indices: tuple[int, ...]
-    input_ids_BT: Tensor
-    attention_mask_BT: Tensor
-    select_BT: Tensor
-    targets_T: Tensor
+    input_ids_BS: Tensor
+    targets_P: Tensor
+    places_T: Tensor
     lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Head:
-    """How hidden states become log-probs: the head's weight, the sampling temperature, tokens per chunk."""
+    """How hidden states become log-probs: the head's weight, the sampling temperature, tokens per chunk.
+
+    ``tied`` says that the weight is the input embedding too, whose gradient then goes straight into the same buffer.
+    """
 
     weight_VH: Tensor
     temperature: float
     chunk: int
+    tied: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,28 +85,27 @@ def build_micro_batches(
 def _micro_batch(sequences: Sequence[TrainSequence], indices: tuple[int, ...], device: torch.device) -> MicroBatch:
     rows = [sequences[index] for index in indices]
     width = max(row.tokens for row in rows)
-    input_ids_BT = torch.zeros(len(rows), width, dtype=torch.long)
-    attention_mask_BT = torch.zeros(len(rows), width, dtype=torch.long)
-    select_BT = torch.zeros(len(rows), width, dtype=torch.bool)
+    input_ids_BS = torch.zeros(len(rows), width, dtype=torch.long)
+    targets_BS = torch.zeros(len(rows), width, dtype=torch.long)
+    counts_BS = torch.zeros(len(rows), width, dtype=torch.bool)
     for place, row in enumerate(rows):
-        input_ids_BT[place, : row.tokens] = torch.tensor(row.prompt_ids + row.completion_ids)
-        attention_mask_BT[place, : row.tokens] = 1
-        select_BT[place, len(row.prompt_ids) - 1 : row.tokens - 1] = True
-    targets_T = torch.tensor([token for row in rows for token in row.completion_ids], dtype=torch.long)
+        predicting = slice(len(row.prompt_ids) - 1, row.tokens - 1)
+        input_ids_BS[place, : row.tokens] = torch.tensor(row.prompt_ids + row.completion_ids)
+        targets_BS[place, predicting] = torch.tensor(row.completion_ids, dtype=torch.long)
+        counts_BS[place, predicting] = True
     return MicroBatch(
         indices,
-        input_ids_BT.to(device),
-        attention_mask_BT.to(device),
-        select_BT.to(device),
-        targets_T.to(device),
+        to_device(input_ids_BS, device),
+        to_device(targets_BS.flatten(), device),
+        counts_BS.flatten().nonzero().squeeze(-1),
         tuple(len(row.completion_ids) for row in rows),
     )
 
 
-def _hidden_TH(body: Body, batch: MicroBatch) -> Tensor:
-    output = body(input_ids=batch.input_ids_BT, attention_mask=batch.attention_mask_BT, use_cache=False)
-    hidden_TH: Tensor = output.last_hidden_state[batch.select_BT]
-    return hidden_TH
+def _hidden(body: Body, batch: MicroBatch, embedded: Tensor | None = None) -> Tensor:
+    inputs = {"input_ids": batch.input_ids_BS} if embedded is None else {"inputs_embeds": embedded}
+    hidden_BSH: Tensor = body(**inputs, use_cache=False).last_hidden_state
+    return hidden_BSH
 
 
 @torch.no_grad()
@@ -110,8 +116,13 @@ def score(body: Body, head: Head, batches: Sequence[MicroBatch]) -> list[Tensor]
     """
     return [
         chunked_logprobs(
-            _hidden_TH(body, batch), head.weight_VH, batch.targets_T, temperature=head.temperature, chunk=head.chunk
-        )[0]
+            _hidden(body, batch).flatten(0, 1),
+            head.weight_VH,
+            batch.targets_P,
+            temperature=head.temperature,
+            chunk=head.chunk,
+            mask_T=torch.zeros(batch.targets_P.shape, dtype=torch.bool).index_fill(0, batch.places_T, True),
+        )[0][to_device(batch.places_T, batch.targets_P.device)]
         for batch in batches
     ]
 
@@ -141,28 +152,30 @@ def update(
     head_grad_VH = _gradient_buffer(head.weight_VH)
     loss, stats, logp = torch.zeros((), dtype=torch.float64), TokenStats(), []
     for place, batch in enumerate(batches):
-        hidden_TH = _hidden_TH(body, batch)
         terms = TokenTerms(
-            weight_T=torch.cat([weights_BT[index, :length] for index, length in _rows(batch)]).to(hidden_TH.device),
-            advantage_T=_per_token([sequences[index].advantage for index in batch.indices], batch).to(hidden_TH.device),
-            logp_old_T=None if old_logp is None else old_logp[place],
-            ref_logp_T=None if ref_logp is None else ref_logp[place],
-            sequence_T=_per_token(list(range(len(batch.indices))), batch).to(hidden_TH.device),
+            weight_T=_at_places(torch.cat([weights_BT[index, :length] for index, length in _rows(batch)]), batch),
+            advantage_T=_at_places(_per_token([sequences[index].advantage for index in batch.indices], batch), batch),
+            logp_old_T=None if old_logp is None else _at_places(old_logp[place], batch),
+            ref_logp_T=None if ref_logp is None else _at_places(ref_logp[place], batch),
+            sequence_T=_at_places(_per_token(list(range(len(batch.indices))), batch), batch),
         )
+        embedded = scattered_embedding(head.weight_VH, batch.input_ids_BS, head_grad_VH) if head.tied else None
+        hidden_BSH = _hidden(body, batch, embedded)
         result = chunked_backward(
-            hidden_TH.detach(),
+            hidden_BSH.detach().flatten(0, 1),
             head.weight_VH,
-            batch.targets_T,
+            batch.targets_P,
             terms,
             objective,
             temperature=head.temperature,
             chunk=head.chunk,
             weight_grad_VH=head_grad_VH,
         )
-        backward_hidden(hidden_TH, result.grad_hidden_TH)
+        # The card is kept busy first; reading the numbers below waits for it.
+        backward_hidden(hidden_BSH, result.grad_hidden_TH)
         loss += result.loss_sum.cpu()
         stats += result.stats
-        logp.append(result.logp_T)
+        logp.append(result.logp_T[to_device(batch.places_T, result.logp_T.device)])
     before_step()
     step = optimizer.step(lr, max_grad_norm=max_grad_norm) if stats.tokens else None
     return UpdateResult(float(loss), stats, step, tuple(logp))
@@ -181,6 +194,12 @@ def _rows(batch: MicroBatch) -> list[tuple[int, int]]:
 
 def _per_token(values: Sequence[float], batch: MicroBatch) -> Tensor:
     return torch.tensor(values).repeat_interleave(torch.tensor(batch.lengths))
+
+
+def _at_places(values_T: Tensor, batch: MicroBatch) -> Tensor:
+    """One value per completion token to one per position, 0 elsewhere, on the device where the values are."""
+    places_T = to_device(batch.places_T, values_T.device)
+    return values_T.new_zeros(batch.targets_P.numel()).index_copy(0, places_T, values_T)
 
 
 def _gradient_buffer(weight_VH: Tensor) -> Tensor:

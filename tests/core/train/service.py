@@ -106,7 +106,7 @@ class Service:
             settings=self.settings,
             db=self.db,
             control=control or ScriptedControl(),
-            device={"kind": "cpu"},
+            device={"kind": "cpu", "name": "cpu", "memory_bytes": 8 * 2**30},
             log=logging.getLogger("test"),
         )
 

@@ -41,12 +41,12 @@ def gradients(model):
 
 
 def run(model, plan, *, lr=0.0, chunk=3, temperature=1.0, old=None, sequences=SEQUENCES):
-    body, weight_VH, _ = body_and_head(model)
+    body, weight_VH, tied = body_and_head(model)
     optimizer = SGD(model.named_parameters(), lr=lr)
     batches = build_micro_batches(sequences, plan, CPU)
     return update(
         body,
-        Head(weight_VH, temperature, chunk),
+        Head(weight_VH, temperature, chunk, tied),
         optimizer,
         sequences,
         batches,

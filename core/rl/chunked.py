@@ -8,19 +8,26 @@ states and, in place, into the head's gradient buffer. The method is that of Lig
 (Hsu et al. 2024, section 3.2), for every objective of :mod:`core.rl.objective`.
 
 Only tokens of non-zero weight pass through the head at all. Whatever the others hold, they contribute exactly nothing.
+Where all tokens count, chunks are views of the hidden states. On CUDA the elementwise part is :mod:`core.rl.fused`; the
+eager one here is its oracle and what every other device runs.
+
+Nothing here waits for the card, provided that weights (or the mask) come from the host: the counts of ``stats`` are read when
+they are asked for, so that the caller can start the body's backward first.
 
 The body of the model is the caller's: run it with autograd, pass the detached hidden states here, and hand the returned
 gradient to :func:`backward_hidden`. Heads with a bias, a logit soft-cap or a logit scale are refused, not ignored.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from core.rl import head
+from core.rl import fused, head
 from core.rl.objective import Objective, TokenTerms, policy_loss
 from core.rl.statistics import TokenStats, token_stats
+from core.rl.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +38,20 @@ class ChunkedResult:
         loss_sum: float64 scalar tensor; its share of the update's loss. The sum over micro-batches is the loss.
         grad_hidden_TH: gradient of the loss in the hidden states' dtype; exactly 0 at tokens of weight 0.
         logp_T, entropy_T: of each token at the given temperature; 0 at tokens of weight 0.
-        stats: sums with counts, which add up over micro-batches.
+        terms, objective: what the loss was taken with, in the compute dtype.
     """
 
     loss_sum: Tensor
     grad_hidden_TH: Tensor
     logp_T: Tensor
     entropy_T: Tensor
-    stats: TokenStats
+    terms: TokenTerms
+    objective: Objective
+
+    @property
+    def stats(self) -> TokenStats:
+        """Sums with counts, which add up over micro-batches. Computed on access: waits for the card."""
+        return token_stats(self.logp_T, self.entropy_T, self.terms, self.objective)
 
 
 @torch.no_grad()
@@ -76,8 +89,9 @@ def chunked_logprobs(
     """
     head.check_head(hidden_TH, weight_VH, targets_T, temperature, chunk)
     head.refuse_extras(bias_V=bias_V, logit_softcap=logit_softcap, logit_scale=logit_scale)
-    kept = _kept(mask_T, targets_T)
-    return _logprobs(hidden_TH, weight_VH, targets_T, kept, temperature=temperature, chunk=chunk)
+    rows = _Rows.where(mask_T, targets_T)
+    logp_K, entropy_K = _logprobs(hidden_TH, weight_VH, rows.of(targets_T), rows, temperature=temperature, chunk=chunk)
+    return rows.spread(logp_K), rows.spread(entropy_K)
 
 
 @torch.no_grad()
@@ -107,7 +121,7 @@ def chunked_backward(
         terms: per-token terms, see :class:`core.rl.objective.TokenTerms`.
         objective: see :class:`core.rl.objective.Objective`.
         temperature: logits are divided by it, as in sampling.
-        chunk: tokens per chunk; peak memory is two or three [chunk, V] tensors.
+        chunk: tokens per chunk; peak memory is one fp32 [chunk, V] tensor with the kernels, else two or three.
         weight_grad_VH: buffer to which the head's gradient is added in place, in its own dtype (bfloat16 is small and
             loses low bits over many chunks, float32 does not); with tied weights the buffer into which the input
             embedding's gradient is scattered too. None for a frozen head.
@@ -123,46 +137,40 @@ def chunked_backward(
     if terms.weight_T.shape != targets_T.shape:
         expected, found = tuple(targets_T.shape), tuple(terms.weight_T.shape)
         raise ValueError(f"weight_T must have the shape of targets_T, {expected}, got {found}")
+    rows = _Rows.where(terms.weight_T != 0, targets_T)
     terms = terms.to(head.compute_dtype(hidden_TH.dtype), hidden_TH.device)
-    kept_K = _kept(terms.weight_T != 0, targets_T)
-    coefficients = None
+    targets_K, terms_K = rows.of(targets_T), terms if rows.index_K is None else terms.take(rows.index_K)
+    whole = None
     if objective.kind == "sequence":
-        logp_T, entropy_T = _logprobs(hidden_TH, weight_VH, targets_T, kept_K, temperature=temperature, chunk=chunk)
-        coefficients = _Coefficients.of(logp_T, entropy_T, terms, objective)
+        logp_K, entropy_K = _logprobs(hidden_TH, weight_VH, targets_K, rows, temperature=temperature, chunk=chunk)
+        whole = _Coefficients.of(logp_K, entropy_K, terms_K, objective)
 
-    logp_T, entropy_T = _per_token(hidden_TH), _per_token(hidden_TH)
-    loss_T = _per_token(hidden_TH)
-    grad_hidden_TH = torch.zeros_like(hidden_TH)
-    for index_C in torch.split(kept_K, chunk):
-        hidden_CH, targets_C = hidden_TH.index_select(0, index_C), targets_T.index_select(0, index_C)
-        log_p_CV = head.log_softmax(hidden_CH, weight_VH, temperature)
-        p_CV = log_p_CV.exp()
-        logp_C, entropy_C = head.reduce(log_p_CV, p_CV, targets_C)
-        part = (
-            _Coefficients.of(logp_C, entropy_C, terms.take(index_C), objective)
-            if coefficients is None
-            else coefficients.take(index_C)
+    differentiate = _chunk_fused if fused.usable(hidden_TH) else _chunk_eager
+    grad_hidden_TH = torch.empty_like(hidden_TH) if rows.index_K is None else torch.zeros_like(hidden_TH)
+    parts = []
+    for part in rows.chunks(chunk):
+        *per_token, grad_hidden_CH = differentiate(
+            rows.take(hidden_TH, part),
+            weight_VH,
+            targets_K[part],
+            terms=terms_K.slice(part),
+            objective=objective,
+            given=None if whole is None else whole.slice(part),
+            temperature=temperature,
+            weight_grad_VH=weight_grad_VH,
         )
-        grad_CV = head.logit_gradient_(
-            log_p_CV,
-            p_CV,
-            targets_C,
-            coef_logp_C=part.logp_T,
-            coef_entropy_C=part.entropy_T if objective.entropy_coef else None,
-            entropy_C=entropy_C,
-        )
-        grad_hidden_TH.index_copy_(
-            0, index_C, head.backward(grad_CV, hidden_CH, weight_VH, temperature, weight_grad_VH)
-        )
-        logp_T.index_copy_(0, index_C, logp_C)
-        entropy_T.index_copy_(0, index_C, entropy_C)
-        loss_T.index_copy_(0, index_C, part.loss_T)
+        rows.put_(grad_hidden_TH, part, grad_hidden_CH)
+        parts.append(per_token)
+    loss_K, logp_K, entropy_K = (
+        _joined(values, hidden_TH) for values in (zip(*parts, strict=True) if parts else [()] * 3)
+    )
     return ChunkedResult(
-        loss_sum=loss_T.double().sum(),
+        loss_sum=loss_K.double().sum(),
         grad_hidden_TH=grad_hidden_TH,
-        logp_T=logp_T,
-        entropy_T=entropy_T,
-        stats=token_stats(logp_T, entropy_T, terms, objective),
+        logp_T=rows.spread(logp_K),
+        entropy_T=rows.spread(entropy_K),
+        terms=terms,
+        objective=objective,
     )
 
 
@@ -203,31 +211,131 @@ class _Coefficients:
             )
         return cls(loss.detach(), grad_logp, grad_entropy)
 
-    def take(self, index_C: Tensor) -> "_Coefficients":
-        return _Coefficients(self.loss_T[index_C], self.logp_T[index_C], self.entropy_T[index_C])
+    def slice(self, part: slice) -> "_Coefficients":
+        return _Coefficients(self.loss_T[part], self.logp_T[part], self.entropy_T[part])
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The tokens that pass through the head: all of ``tokens`` (``index_K`` is None, chunks are views) or some."""
+
+    tokens: int
+    index_K: Tensor | None
+
+    @classmethod
+    def where(cls, mask_T: Tensor | None, targets_T: Tensor) -> "_Rows":
+        if mask_T is None:
+            return cls(targets_T.numel(), None)
+        if mask_T.shape != targets_T.shape:
+            expected, found = tuple(targets_T.shape), tuple(mask_T.shape)
+            raise ValueError(f"mask_T must have the shape of targets_T, {expected}, got {found}")
+        index_K = mask_T.nonzero().squeeze(-1)
+        return cls(mask_T.numel(), None if index_K.numel() == mask_T.numel() else to_device(index_K, targets_T.device))
+
+    def chunks(self, size: int) -> Iterator[slice]:
+        count = self.tokens if self.index_K is None else self.index_K.numel()
+        return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+    def of(self, values_T: Tensor) -> Tensor:
+        return values_T if self.index_K is None else values_T.index_select(0, self.index_K)
+
+    def take(self, values_TH: Tensor, part: slice) -> Tensor:
+        return values_TH[part] if self.index_K is None else values_TH.index_select(0, self.index_K[part])
+
+    def put_(self, values_TH: Tensor, part: slice, values_CH: Tensor) -> None:
+        if self.index_K is None:
+            values_TH[part] = values_CH
+        else:
+            values_TH.index_copy_(0, self.index_K[part], values_CH)
+
+    def spread(self, values_K: Tensor) -> Tensor:
+        """One value per token again, 0 at those left out."""
+        if self.index_K is None:
+            return values_K
+        return values_K.new_zeros(self.tokens).index_copy_(0, self.index_K, values_K)
+
+
+def _chunk_eager(
+    hidden_CH: Tensor,
+    weight_VH: Tensor,
+    targets_C: Tensor,
+    *,
+    terms: TokenTerms,
+    objective: Objective,
+    given: _Coefficients | None,
+    temperature: float,
+    weight_grad_VH: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss, log-prob and entropy [C] and gradient of the hidden states [C, H] of one chunk, in plain PyTorch."""
+    log_p_CV = head.log_softmax(hidden_CH, weight_VH, temperature)
+    p_CV = log_p_CV.exp()
+    logp_C, entropy_C = head.reduce(log_p_CV, p_CV, targets_C)
+    part = _Coefficients.of(logp_C, entropy_C, terms, objective) if given is None else given
+    grad_CV = head.logit_gradient_(
+        log_p_CV,
+        p_CV,
+        targets_C,
+        coef_logp_C=part.logp_T,
+        coef_entropy_C=part.entropy_T if objective.entropy_coef else None,
+        entropy_C=entropy_C,
+    )
+    if temperature != 1.0:
+        grad_CV.div_(temperature)
+    grad_CV = grad_CV.to(weight_VH.dtype)
+    return part.loss_T, logp_C, entropy_C, head.backward(grad_CV, hidden_CH, weight_VH, weight_grad_VH)
+
+
+def _chunk_fused(
+    hidden_CH: Tensor,
+    weight_VH: Tensor,
+    targets_C: Tensor,
+    *,
+    terms: TokenTerms,
+    objective: Objective,
+    given: _Coefficients | None,
+    temperature: float,
+    weight_grad_VH: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same by the kernels; one fp32 [C, V] exists, whose memory the gradient takes over."""
+    logits_CV = head.logits(hidden_CH, weight_VH)
+    logp_C, entropy_C, norm_C = fused.statistics(logits_CV, targets_C, temperature)
+    loss_C, coef_logp_C, coef_entropy_C = (
+        fused.coefficients(logp_C, entropy_C, terms, objective)
+        if given is None
+        else (given.loss_T, given.logp_T, given.entropy_T)
+    )
+    grad_CV = fused.gradient_(
+        logits_CV,
+        targets_C,
+        norm_C=norm_C,
+        entropy_C=entropy_C,
+        coef_logp_C=coef_logp_C,
+        coef_entropy_C=coef_entropy_C if objective.entropy_coef else None,
+        temperature=temperature,
+        dtype=weight_VH.dtype,
+    )
+    return loss_C, logp_C, entropy_C, head.backward(grad_CV, hidden_CH, weight_VH, weight_grad_VH)
 
 
 def _logprobs(
-    hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, kept_K: Tensor, *, temperature: float, chunk: int
+    hidden_TH: Tensor, weight_VH: Tensor, targets_K: Tensor, rows: _Rows, *, temperature: float, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    logp_T, entropy_T = _per_token(hidden_TH), _per_token(hidden_TH)
-    for index_C in torch.split(kept_K, chunk):
-        log_p_CV = head.log_softmax(hidden_TH.index_select(0, index_C), weight_VH, temperature)
-        logp_C, entropy_C = head.reduce(log_p_CV, log_p_CV.exp(), targets_T.index_select(0, index_C))
-        logp_T.index_copy_(0, index_C, logp_C)
-        entropy_T.index_copy_(0, index_C, entropy_C)
-    return logp_T, entropy_T
+    parts = [
+        _chunk_logprobs(rows.take(hidden_TH, part), weight_VH, targets_K[part], temperature)
+        for part in rows.chunks(chunk)
+    ]
+    logp_K, entropy_K = (_joined(values, hidden_TH) for values in (zip(*parts, strict=True) if parts else [()] * 2))
+    return logp_K, entropy_K
 
 
-def _kept(mask_T: Tensor | None, targets_T: Tensor) -> Tensor:
-    """Positions to compute, in order."""
-    if mask_T is None:
-        return torch.arange(targets_T.numel(), device=targets_T.device)
-    if mask_T.shape != targets_T.shape:
-        expected, found = tuple(targets_T.shape), tuple(mask_T.shape)
-        raise ValueError(f"mask_T must have the shape of targets_T, {expected}, got {found}")
-    return mask_T.to(targets_T.device).nonzero().squeeze(-1)
+def _chunk_logprobs(
+    hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    if fused.usable(hidden_CH):
+        return fused.statistics(head.logits(hidden_CH, weight_VH), targets_C, temperature)[:2]
+    log_p_CV = head.log_softmax(hidden_CH, weight_VH, temperature)
+    return head.reduce(log_p_CV, log_p_CV.exp(), targets_C)
 
 
-def _per_token(hidden_TH: Tensor) -> Tensor:
-    return torch.zeros(hidden_TH.shape[0], dtype=head.compute_dtype(hidden_TH.dtype), device=hidden_TH.device)
+def _joined(parts: tuple[Tensor, ...], hidden_TH: Tensor) -> Tensor:
+    return torch.cat(parts) if parts else hidden_TH.new_zeros(0, dtype=head.compute_dtype(hidden_TH.dtype))

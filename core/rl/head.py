@@ -1,7 +1,8 @@
 """The language model's head on one chunk of tokens: logits, softmax, and the gradient written back.
 
-The softmax is taken in float32, or float64 for float64 inputs. The elementwise parts are ``log_softmax``, ``reduce`` and
-``logit_gradient_``; a fused kernel can replace those three without touching the loop in :mod:`core.rl.chunked`.
+The softmax is taken in float32, or float64 for float64 inputs. ``logits`` and ``backward`` are the matrix products, which
+every path uses; ``log_softmax``, ``reduce`` and ``logit_gradient_`` are the elementwise parts in plain PyTorch, the oracle of
+the kernels in :mod:`core.rl.fused`.
 """
 
 import torch
@@ -57,14 +58,15 @@ def refuse_extras(*, bias_V: Tensor | None, logit_softcap: float | None, logit_s
 
 def log_softmax(hidden_CH: Tensor, weight_VH: Tensor, temperature: float) -> Tensor:
     """Log-probs of every word, [C, V] in the compute dtype, at ``temperature``."""
-    logits_CV = _project(hidden_CH, weight_VH)
+    logits_CV = logits(hidden_CH, weight_VH)
     if temperature != 1.0:
         logits_CV.div_(temperature)
     # One reduction and one subtraction in place; functional.log_softmax would hold a second [C, V].
     return logits_CV.sub_(logits_CV.logsumexp(-1, keepdim=True))
 
 
-def _project(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+def logits(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+    """Unscaled logits [C, V] in the compute dtype."""
     wanted = compute_dtype(hidden_CH.dtype)
     if wanted == hidden_CH.dtype:
         return functional.linear(hidden_CH, weight_VH)
@@ -102,13 +104,11 @@ def logit_gradient_(
     return p_CV.scatter_add_(1, targets_C[:, None], coef_logp_C[:, None])
 
 
-def backward(
-    grad_CV: Tensor, hidden_CH: Tensor, weight_VH: Tensor, temperature: float, weight_grad_VH: Tensor | None
-) -> Tensor:
-    """Add ``grad.T @ hidden`` to the head's buffer and return the gradient of ``hidden_CH``."""
-    if temperature != 1.0:
-        grad_CV.div_(temperature)
-    grad_CV = grad_CV.to(weight_VH.dtype)
+def backward(grad_CV: Tensor, hidden_CH: Tensor, weight_VH: Tensor, weight_grad_VH: Tensor | None) -> Tensor:
+    """Add ``grad.T @ hidden`` to the head's buffer and return the gradient of ``hidden_CH``.
+
+    ``grad_CV`` is the gradient in the unscaled logits, in the weight's dtype; its rows may lie apart.
+    """
     if weight_grad_VH is not None:
         _accumulate(weight_grad_VH, grad_CV, hidden_CH)
     return grad_CV @ weight_VH

@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from core.rl.transfer import to_device
+
 Kind = Literal["token", "sequence"]
 Aggregation = Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum_norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -131,9 +133,13 @@ class TokenTerms:
         """The same terms at the positions ``index_C``."""
         return self._map(lambda value: value.index_select(0, index_C))
 
+    def slice(self, part: slice) -> "TokenTerms":
+        """The same terms at a range of positions; views."""
+        return self._map(lambda value: value[part])
+
     def to(self, dtype: torch.dtype, device: torch.device) -> "TokenTerms":
         """The same terms on ``device``, floating ones in ``dtype``."""
-        return self._map(lambda value: value.to(device, dtype if value.is_floating_point() else value.dtype))
+        return self._map(lambda value: to_device(value, device, dtype if value.is_floating_point() else None))
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> "TokenTerms":
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}

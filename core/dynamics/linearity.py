@@ -235,15 +235,16 @@ def _chance(
     documents: dict[str, Any] = {}
     for name in names:
         walks_KN = nulls.walks_of(name, steps, drive, seed)
-        histogram = nulls.null_histogram(walks_KN, steps, threshold=threshold, rounding=rounding, seed=seed)
+        view = nulls.view_of(walks_KN, rounding, seed)
+        histogram = nulls.null_histogram(walks_KN, steps, threshold=threshold, view=view)
         documents[name] = nulls.null_document(histogram, bins=FIGURE_BINS)
     headline = documents[names[-1]]
     directions, observed = gram.independent_directions(path), sums.overall.share_above
     band = None
     if directions is not None and observed is not None:
-        # The walks of the last null named are the headline's.
+        # The walks and the view of the last null named are the headline's.
         band = nulls.chance_band(
-            walks_KN, steps, directions=directions, observed=observed, threshold=threshold, seed=seed
+            walks_KN, steps, directions=directions, observed=observed, threshold=threshold, view=view, seed=seed
         )
     excess = {
         "over": names[-1],

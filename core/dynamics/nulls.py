@@ -25,7 +25,8 @@ _BUDGET = 60_000_000  # element-updates of a driven walk; beyond it fewer walks 
 _CELLS = 1 << 20  # numbers of all walks together: 8 MiB
 _BAND_REPLICATES = 400
 _BAND_WALKS = 2_000
-MOST_DIRECTIONS = 256
+_SIMULATED_DIRECTIONS = 64
+MOST_DIRECTIONS = 1024
 _SATURATED = 0.995
 
 
@@ -107,13 +108,10 @@ def walks_of(name: Literal["plain", "driven"], steps: Sequence[int], drive: Driv
     return driven_walks(steps, drive, int(np.clip(_BUDGET // updates, _FEWEST, most)), rng)
 
 
-def null_histogram(
-    walks_KN: Array, steps: Sequence[int], *, threshold: float, rounding: Rounding | None = None, seed: int = 0
-) -> R2Histogram:
-    """Return the R2 of walks after the same treatment as weights: rounding as stored, constant ones left out."""
-    seen_KN = walks_KN if rounding is None else rounded_walks(walks_KN, rounding, seed)
+def null_histogram(walks_KN: Array, steps: Sequence[int], *, threshold: float, view: "View") -> R2Histogram:
+    """Return the R2 of walks after the same treatment as weights: seen as stored, constant ones left out."""
     histogram = R2Histogram(threshold)
-    fits = fit_lines(seen_KN, steps)
+    fits = fit_lines(view(walks_KN), steps)
     histogram.add(fits.r2_N, fits.changed_N)
     return histogram
 
@@ -131,28 +129,33 @@ def null_document(histogram: R2Histogram, *, bins: int) -> dict[str, Any]:
     }
 
 
-def rounded_walks(walks_KN: Array, rounding: Rounding, seed: int) -> Array:
-    """Return walks as they look through ``rounding``, from starting values of the weights themselves.
+View = Callable[[Array], Array]
+
+
+def view_of(walks_KN: Array, rounding: Rounding | None, seed: int) -> View:
+    """Return how walks of the size of ``walks_KN`` look through ``rounding``, from starting values of the weights themselves.
 
     All walks have one step size, as under Adam; it is chosen so that the share of increments that are not 0, among walks that
-    moved at all, is the observed one. Where nearly all observed increments move, rounding does not matter and the walks are
-    returned as they are.
+    moved at all, is the observed one. Without rounding, and where nearly all observed increments move so that it does not
+    matter, walks look as they are.
     """
-    if rounding.moving >= _SATURATED or not len(rounding.initial_M):
-        return walks_KN
-    rng = np.random.default_rng(stream_seed(seed, "linearity", "null", "rounding"))
-    stored_N = rounding.initial_M[rng.integers(len(rounding.initial_M), size=walks_KN.shape[1])]
-    # The unrounded start lies anywhere in the interval that rounds to the stored value.
-    spacing_N = _spacing(stored_N, rounding.dtype)
-    start_N = stored_N + (rng.random(len(stored_N)) - 0.5) * spacing_N
-    unit_KN = walks_KN / np.sqrt(np.mean(np.diff(walks_KN, axis=0) ** 2))
+    if rounding is None or rounding.moving >= _SATURATED or not len(rounding.initial_M):
+        return lambda walks_KN: walks_KN
+    dtype, initial_M = rounding.dtype, rounding.initial_M
+    size = float(np.sqrt(np.mean(np.diff(walks_KN, axis=0) ** 2)))
 
-    def seen(scale: float) -> Array:
-        rounded_KN = _rounded(start_N + scale * unit_KN, rounding.dtype)
+    def seen(walks_KN: Array, scale: float) -> Array:
+        rng = np.random.default_rng(stream_seed(seed, "linearity", "null", "rounding"))
+        stored_N = initial_M[rng.integers(len(initial_M), size=walks_KN.shape[1])]
+        # The unrounded start lies anywhere in the interval that rounds to the stored value.
+        start_N = stored_N + (rng.random(len(stored_N)) - 0.5) * _spacing(stored_N, dtype)
+        rounded_KN = _rounded(start_N + scale / size * walks_KN, dtype)
         path_KN: Array = rounded_KN - rounded_KN[0]
         return path_KN
 
-    return seen(_matching_scale(lambda scale: moving_share(seen(scale)), rounding.moving, float(np.median(spacing_N))))
+    spacing = float(np.median(_spacing(initial_M, dtype)))
+    fitted = _matching_scale(lambda scale: moving_share(seen(walks_KN, scale)), rounding.moving, spacing)
+    return lambda walks_KN: seen(walks_KN, fitted)
 
 
 def moving_share(path_KN: Array) -> float:
@@ -163,30 +166,40 @@ def moving_share(path_KN: Array) -> float:
 
 
 def chance_band(
-    walks_KN: Array, steps: Sequence[int], *, directions: float, observed: float, threshold: float, seed: int
+    walks_KN: Array,
+    steps: Sequence[int],
+    *,
+    directions: float,
+    observed: float,
+    threshold: float,
+    view: View,
+    seed: int,
 ) -> dict[str, Any]:
     """Return where the share above ``threshold`` lies for walks that share ``directions`` independent directions.
 
-    Each replicate is one imagined run: its weights are Gaussian mixtures of that many walks. More than ``MOST_DIRECTIONS``
-    are taken as that many, which makes the band wider. ``low`` and ``high`` hold 90 % of the replicates; ``p_value`` is the
-    share of replicates (the observed run counted in) at or above the observed share.
+    Each replicate is one imagined run: its weights are Gaussian mixtures of that many walks, seen through ``view``. More than
+    ``MOST_DIRECTIONS`` are taken as that many, which only makes the band wider. Up to 64 directions are simulated; from there
+    on the spread over runs falls as one over the root of their number. ``low`` and ``high`` hold 90 % of the replicates;
+    ``p_value`` is the share of replicates (the observed run counted in) at or above the observed share.
     """
     rng = np.random.default_rng(stream_seed(seed, "linearity", "null", "band"))
-    count = int(np.clip(round(directions), 1, MOST_DIRECTIONS))
+    count = max(1, round(min(directions, MOST_DIRECTIONS)))
+    simulated = min(count, _SIMULATED_DIRECTIONS)
     # How weights mix the directions may be the same in every imagined run; how the directions walk is what differs.
-    mixture_RN = rng.standard_normal((count, _BAND_WALKS))
+    mixture_RN = rng.standard_normal((simulated, _BAND_WALKS)) / np.sqrt(simulated)
     shares = np.empty(_BAND_REPLICATES)
     for replicate in range(_BAND_REPLICATES):
-        basis_KR = walks_KN[:, rng.integers(walks_KN.shape[1], size=count)]
-        fits = fit_lines(basis_KR @ mixture_RN, steps)
-        shares[replicate] = np.mean(fits.r2_N > threshold)
+        basis_KR = walks_KN[:, rng.integers(walks_KN.shape[1], size=simulated)]
+        fits = fit_lines(view(basis_KR @ mixture_RN), steps)
+        shares[replicate] = np.count_nonzero(fits.r2_N > threshold) / max(1, int(fits.changed_N.sum()))
+    shares = shares.mean() + (shares - shares.mean()) * np.sqrt(simulated / count)
     low, high = np.quantile(shares, [0.05, 0.95])
     return {
         "directions": count,
         "at_least": directions > MOST_DIRECTIONS,
         "low": float(low),
         "high": float(high),
-        "p_value": float((1 + np.count_nonzero(shares >= observed)) / (1 + _BAND_REPLICATES)),
+        "p_value": (1 + int((shares >= observed).sum())) / (1 + _BAND_REPLICATES),
         "replicates": _BAND_REPLICATES,
     }
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +63,7 @@ def walk(
     now = {name: rng.standard_normal(shape) * 0.02 for name, shape in shapes.items()}
     slope = {name: rng.choice([-1.0, 1.0], size=shape) * drift for name, shape in shapes.items()}
     found = [dict(now)]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in pairwise(steps):
         gap = after - before
         now = {
             name: value + gap * slope[name] + noise * np.sqrt(gap) * rng.standard_normal(value.shape)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SILENT_AFTER_S = 5.0
+_COUNTING_S = 20.0
 
 
 class View(Protocol):
@@ -85,7 +86,8 @@ class Lines:
     """Turns news into the lines that a person wants to read once; remembers what was said last of the run's state."""
 
     def __init__(self) -> None:
-        self._said = ""
+        self._said: tuple[str, str] = ("", "")
+        self._said_at = 0.0
         self._silent = False
 
     def of(self, news: News) -> list[tuple[str, str]]:
@@ -102,11 +104,19 @@ class Lines:
         told += [(look["created_at"], look_line(look)) for look in news.looks]
         told.sort(key=lambda pair: pair[0])
         lines = [(words.clock(at), line) for at, line in told]
-        line = status_line(news.run)
-        if line != self._said and not news.final:
-            self._said = line
-            lines.append((time.strftime("%H:%M:%S"), line))
+        if not news.final and self._worth_saying(news.run):
+            lines.append((time.strftime("%H:%M:%S"), " ".join(self._said).rstrip()))
         return lines
+
+    def _worth_saying(self, run: Json) -> bool:
+        """A new state or phase is said at once, counting within one now and then."""
+        status = status_words(run)
+        if status == self._said:
+            return False
+        if status[0] == self._said[0] and time.monotonic() - self._said_at < _COUNTING_S:
+            return False
+        self._said, self._said_at = status, time.monotonic()
+        return True
 
     def _silence(self, news: News) -> list[tuple[str, str]]:
         if self._silent or news.silent_s < _SILENT_AFTER_S:
@@ -184,35 +194,34 @@ def _block(news: News, values: dict[str, float | None]) -> "RenderableType":
 
 
 def _values(values: dict[str, float | None]) -> list[str]:
-    names = {"reward": "reward", "heldout/accuracy": "held-out", "loss": "loss", "kl": "kl", "step_time": "step"}
-    known = [(name, key) for key, name in names.items() if values.get(key) is not None]
-    return [f"{name} {_value(key, values[key])}" for name, key in known]
-
-
-def _value(key: str, value: float | None) -> str:
-    match key:
-        case "heldout/accuracy":
-            return words.share(value)
-        case "step_time":
-            return words.duration(value)
-    return words.number(value)
+    told = {
+        "reward": f"reward {words.number(values.get('reward'))}",
+        "heldout/accuracy": f"held-out {words.share(values.get('heldout/accuracy'))}",
+        "loss": f"loss {words.number(values.get('loss'))}",
+        "kl": f"kl {words.number(values.get('kl'))}",
+        "step_time": f"{words.duration(values.get('step_time'))} a step",
+    }
+    return [text for key, text in told.items() if values.get(key) is not None]
 
 
 def _eta(run: Json) -> str:
     return f"about {words.duration(run['eta']['seconds'])} left" if run["eta"] else ""
 
 
-def status_line(run: Json) -> str:
-    """The run's state, in the words that matter in it; the same text while nothing changed."""
+def status_words(run: Json) -> tuple[str, str]:
+    """The run's state or phase in words, and how far it has counted within it (steps have lines of their own)."""
     match run["state"]:
         case "queued":
-            return f"queued: {run['queue']['why']}" if run["queue"] else "queued"
+            return f"queued: {run['queue']['why']}" if run["queue"] else "queued", ""
         case "running":
-            return f"{words.state(run['progress']['phase'] or 'starting')}"
+            progress = run["progress"]
+            counted = progress["total"] and progress["done"] and progress["unit"] != "steps"
+            count = f"{progress['done']:g}/{progress['total']:g} {progress['unit'] or ''}" if counted else ""
+            return words.state(progress["phase"] or "starting"), count
         case "paused":
-            return f"paused; `driftline resume {run['id']}` continues it"
+            return f"paused; `driftline resume {run['id']}` continues it", ""
         case other:
-            return words.state(other)
+            return words.state(other), ""
 
 
 def step_line(run: Json, done: Step) -> str:

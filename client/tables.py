@@ -128,7 +128,7 @@ def run(document: Json, url: str) -> list[RenderableType]:
         facts(
             [
                 ("outcome", document["outcome_reason"]),
-                ("liveness", f"{document['liveness']['state']}: {document['liveness']['reason']}"),
+                ("liveness", None if document["finished_at"] else _liveness(document["liveness"])),
                 ("queue", f"place {document['queue']['position']}" if document["queue"] else None),
                 ("progress", _progress(document)),
                 ("phase", words.state(document["progress"]["phase"] or "") or None),
@@ -155,6 +155,10 @@ def run(document: Json, url: str) -> list[RenderableType]:
     if document["attempts"]:
         parts += [heading("Attempts"), attempts(document["attempts"])]
     return parts
+
+
+def _liveness(liveness: Json) -> str:
+    return f"{liveness['state']}: {liveness['reason']}"
 
 
 def _parent(document: Json) -> str | None:

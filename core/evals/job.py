@@ -96,12 +96,7 @@ def _references(recipe: EvalRecipe, trained: TrainRecipe | None) -> Iterator[str
     for other in recipe.against:
         if other != BASE:
             yield other
-        elif trained is None:
-            raise UserError(
-                "no_base",
-                f'against names "base", but {recipe.model} is not a checkpoint of a run; name the base model itself',
-            )
-        else:
+        elif trained is not None:  # a recipe that names "base" beside another kind of model was refused
             yield trained.model
 
 

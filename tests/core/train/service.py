@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.jobs import RunContext
+from core.jobs import Outcome, RunContext
 from core.recipes import family_hash, parse_recipe, recipe_hash, resolved
 from core.settings import Settings
 from core.store import queue, runs
 from core.store.database import Database
 from core.store.migrations_api import migrate
+from core.store.states import RunState
 from tests.core.engines.conftest import make_llama, make_tokenizer
 
 TINY = "tiny"
@@ -68,10 +69,15 @@ class Service:
         make_tokenizer().save_pretrained(models / TINY)
         migrate(self.settings.database_url)
         self.db = Database(self.settings.database_url)
+        self._posted = 0
 
     def post(self, **changes: Any) -> str:
-        """Create a run from the tiny recipe with ``changes`` and return its id."""
-        submitted = RECIPE | changes
+        """Create a train run from the tiny recipe with ``changes`` and return its id."""
+        return self.post_recipe(RECIPE | changes)
+
+    def post_recipe(self, submitted: dict[str, Any]) -> str:
+        """Create a run from any recipe, more urgent than those before it, and return its id."""
+        self._posted += 1
         recipe = parse_recipe(submitted, known_models=[TINY])
         with self.db.write() as session:
             run = runs.create(
@@ -80,10 +86,10 @@ class Service:
                 submitted=submitted,
                 recipe_hash=recipe_hash(recipe),
                 family_hash=family_hash(recipe),
-                model=recipe.model,
+                model=submitted.get("model", ""),
                 name="test",
-                kind="train",
-                priority=0,
+                kind=recipe.kind,
+                priority=self._posted,
                 tags=[],
                 after=[],
                 max_attempts=20,
@@ -109,6 +115,11 @@ class Service:
             device={"kind": "cpu", "name": "cpu", "memory_bytes": 8 * 2**30},
             log=logging.getLogger("test"),
         )
+
+    def finish(self, context: RunContext, outcome: Outcome) -> None:
+        """What the runner does with an outcome that ends the run."""
+        with self.db.fenced(context.fence) as session:
+            queue.finish(session, context.fence, state=RunState(outcome.state), reason=outcome.reason)
 
     def lost(self, context: RunContext) -> None:
         """What the supervisor does when the runner is gone."""

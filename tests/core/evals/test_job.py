@@ -1,0 +1,108 @@
+"""Evaluation runs on a tiny model through the real store: base and checkpoint, greedy and sampled, interrupted."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.evals.job import run_evaluation
+from core.jobs import UserError
+from core.store import evaluations
+from core.tasks.pool import VerifierPool
+from core.train.loop import run_training
+from tests.core.train.service import ScriptedControl, Service
+
+SUITE = {
+    "suite": "reasoning_gym:chain_sum",
+    "items": 6,
+    "options": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1, "size": 50},
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    with VerifierPool(workers=1) as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, pool: VerifierPool) -> tuple[Service, str]:
+    service = Service(tmp_path_factory.mktemp("evaluated"))
+    run_id = service.post(max_steps=2, looks=None, damage_stop=None)
+    context = service.attempt(run_id)
+    outcome = run_training(context, pool)
+    service.finish(context, outcome)
+    return service, run_id
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "eval",
+        "model": "tiny",
+        "suites": [SUITE],
+        "max_prompt_length": 200,
+        "max_completion_length": 8,
+        "device": {"kind": "cpu", "memory_gib": 4},
+    } | changes
+
+
+def test_a_checkpoint_is_compared_with_what_it_started_from(trained: tuple[Service, str], pool: VerifierPool) -> None:
+    service, run_id = trained
+    suites = [SUITE, {**SUITE, "n": 3}, "holdout"]
+    eval_id = service.post_recipe(recipe(model=f"run:{run_id}/last", against=["base"], suites=suites))
+    outcome = run_evaluation(service.attempt(eval_id), pool)
+    assert (outcome.state, outcome.reason) == ("succeeded", "6 evaluations finished")
+    with service.db.read() as session:
+        rows = evaluations.list_for_run(session, eval_id)
+        verdicts = {row.id: evaluations.verdicts(session, row.id) for row in rows}
+    assert [row.model_ref for row in rows] == [f"run:{run_id}/step-2"] * 3 + ["tiny"] * 3
+    assert [(row.mode, row.samples) for row in rows[:3]] == [("greedy", 1), ("sampled", 3), ("greedy", 1)]
+    assert all(row.status == "finished" for row in rows)
+    assert all(row.checkpoint_sha256 for row in rows[:3])
+    assert [len(verdicts[row.id]) for row in rows[:3]] == [6, 6, 20]
+    assert all(len(found) == 3 for found in verdicts[rows[1].id].values())
+    assert verdicts[rows[0].id].keys() == verdicts[rows[3].id].keys()
+
+
+def test_a_later_attempt_asks_only_what_is_missing(trained: tuple[Service, str], pool: VerifierPool) -> None:
+    service, _ = trained
+    second = {**SUITE, "items": 5, "n": 2}
+    eval_id = service.post_recipe(recipe(suites=[SUITE, second]))
+    first = service.attempt(eval_id, ScriptedControl(lambda question: "drain" if question > 1 else None))
+    assert run_evaluation(first, pool).state == "interrupted"
+    service.lost(first)
+    assert run_evaluation(service.attempt(eval_id), pool).state == "succeeded"
+    with service.db.read() as session:
+        rows = evaluations.list_for_run(session, eval_id)
+    assert [(row.suite, row.samples, row.status, row.attempt) for row in rows] == [
+        (SUITE["suite"], 1, "finished", 1),
+        (SUITE["suite"], 2, "finished", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"max_completion_length": 4000}, "too_long_for_model", "lower max_prompt_length or max_completion_length"),
+        ({"max_prompt_length": 3}, "prompt_too_long", "raise max_prompt_length"),
+        ({"suites": ["math500"]}, "unusable_data", "DRIFTLINE_DATA"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_the_users_to_mend(trained, pool, changes, code, words) -> None:
+    service, _ = trained
+    context = service.attempt(service.post_recipe(recipe(**changes)))
+    with pytest.raises(UserError, match=words) as refused:
+        run_evaluation(context, pool)
+    assert refused.value.code == code
+    service.lost(context)
+
+
+def test_a_checkpoint_that_is_not_there_is_named(
+    trained: tuple[Service, str], pool: VerifierPool, tmp_path: Path
+) -> None:
+    service, run_id = trained
+    context = service.attempt(service.post_recipe(recipe(model=f"run:{run_id}/step-7")))
+    with pytest.raises(UserError, match="checkpoints of steps 0, 2"):
+        run_evaluation(context, pool)
+    service.lost(context)

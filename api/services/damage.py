@@ -13,7 +13,10 @@ from core.damage.status import BaseFacts, PrespecFacts, RunFacts, build_status
 from core.recipes.train import look_steps
 from core.store import evaluations, looks, prespecs
 from core.store.evaluations import CORRECT
-from core.store.models import Evaluation, Look, Prespecification, Run
+from core.store.models import Look, Prespecification, Run
+
+_REMEMBERED = 256
+_noise_floors: dict[tuple[str, str], float | None] = {}
 
 
 def status(session: Session, run: Run) -> dict[str, Any]:
@@ -77,23 +80,27 @@ def _base(session: Session, run: Run, suite: str, rule: dict[str, Any] | None) -
     first = rows[0] if rows else None
     if first is None or first.accuracy is None or first.ci_low is None or first.ci_high is None:
         return None
-    scores = [_scores(session, row) for row in rows]
     # Only the e-process averages its base runs; the panel rules take the first, and the second is their noise floor.
-    used = scores if rule and rule.get("rule") == "eprocess" else scores[:1]
-    correct = sum(sum(run_scores.values()) for run_scores in used) / len(used)
-    return BaseFacts(first.accuracy, first.ci_low, first.ci_high, noise_floor=_flips(scores), correct=correct)
+    used = rows if rule and rule.get("rule") == "eprocess" else rows[:1]
+    known = [row.correct for row in used if row.correct is not None]
+    correct = sum(known) / len(known) if len(known) == len(used) else None
+    noise_floor = _flips(session, rows[0].id, rows[1].id) if len(rows) > 1 else None
+    return BaseFacts(first.accuracy, first.ci_low, first.ci_high, noise_floor=noise_floor, correct=correct)
 
 
-def _scores(session: Session, row: Evaluation) -> dict[str, float]:
-    return {item: float(found[0] == CORRECT) for item, found in evaluations.verdicts(session, row.id).items()}
+def _flips(session: Session, first: str, second: str) -> float | None:
+    """Share of items whose verdict differs between two finished evaluations.
 
-
-def _flips(scores: list[dict[str, float]]) -> float | None:
-    """Share of items whose verdict differs between the first two base runs; None with one run."""
-    if len(scores) < 2:
-        return None
-    shared = scores[0].keys() & scores[1].keys()
-    return sum(scores[0][item] != scores[1][item] for item in shared) / len(shared) if shared else None
+    Their records never change, so the share is remembered; it would be most of the work of a polled endpoint.
+    """
+    if (first, second) not in _noise_floors:
+        before, after = evaluations.verdicts(session, first), evaluations.verdicts(session, second)
+        shared = before.keys() & after.keys()
+        flipped = sum((before[item][0] == CORRECT) != (after[item][0] == CORRECT) for item in shared)
+        while len(_noise_floors) >= _REMEMBERED:
+            _noise_floors.popitem()
+        _noise_floors[first, second] = flipped / len(shared) if shared else None
+    return _noise_floors[first, second]
 
 
 def _frozen(row: Prespecification | None) -> PrespecFacts | None:

@@ -5,6 +5,7 @@ import { drawChart, formatNumber } from "/web/chart.js";
 const FINAL = new Set(["succeeded", "damage_stopped", "failed", "cancelled"]);
 const POLL_MS = 4000;
 const HELDOUT = new Set(["heldout/accuracy", "heldout/delta"]);
+const TOKEN = "driftline-token"; // kept for this tab only
 const byId = (id) => document.getElementById(id);
 const etags = new Map(); // path -> {etag, body}: an unchanged answer costs a 304 and no redrawing
 let view = 0; // grows with every navigation, so that late answers of an older view are dropped
@@ -12,7 +13,10 @@ let timer = 0;
 
 async function get(path) {
   const known = etags.get(path);
-  const response = await fetch(path, { headers: known ? { "If-None-Match": known.etag } : {}, cache: "no-store" });
+  const headers = known ? { "If-None-Match": known.etag } : {};
+  const token = sessionStorage.getItem(TOKEN);
+  if (token) headers.Authorization = `Bearer ${token}`;
+  const response = await fetch(path, { headers, cache: "no-store" });
   if (response.status === 304) return { body: known.body, changed: false };
   const body = await response.json();
   if (!response.ok) throw Object.assign(new Error(body.error.message), { status: response.status });
@@ -93,7 +97,7 @@ function header(run) {
   byId("run-facts").textContent = [run.kind, run.id, run.model, `attempt ${run.attempt?.number ?? 0}`, parent, label, `created ${time(run.created_at)} UTC`].filter(Boolean).join(" · ");
   const waiting = run.queue ? `Waiting, place ${run.queue.position}: ${run.queue.why}` : "";
   const eta = run.eta ? `about ${Math.max(1, Math.round(run.eta.seconds / 60))} min left (${run.eta.basis})` : "";
-  byId("run-liveness").textContent = [progressText(run), waiting || run.liveness.reason, run.outcome_reason, eta].filter(Boolean).join(" · ");
+  byId("run-liveness").textContent = [progressText(run), waiting || run.liveness.reason, eta].filter(Boolean).join(" · ");
   const bar = byId("run-progress");
   bar.hidden = !run.progress.total;
   bar.max = run.progress.total || 1;
@@ -115,7 +119,7 @@ function damage(status, looks) {
     ["Current accuracy", current ? `${percent(current.accuracy)} ${interval(current.ci, percent)}, step ${current.step}` : ""],
     ["Lost / gained", paired ? `${formatNumber(paired.lost)} / ${formatNumber(paired.gained)} of ${paired.n} items` : ""],
     ["Paired difference", paired ? `${points(paired.delta)} ${interval(paired.ci, points)}` : ""],
-    ["Evidence", evidence && evidence.value !== null ? `${evidence.statistic}: ${formatNumber(evidence.value)} of ${formatNumber(evidence.threshold)}` : ""],
+    ["Evidence", evidence && evidence.value !== null ? `${evidence.statistic}: ${formatNumber(evidence.value)}, decides ${evidence.decides} ${formatNumber(evidence.threshold)}` : ""],
     ["Rule", rule ? `${rule.rule ?? rule.name ?? ""}, ${status.action ?? "no action"}` : "off"],
     ["Next look", status.next_look_at_step === null ? "" : `step ${status.next_look_at_step}`],
   ]);
@@ -219,6 +223,7 @@ async function poll(mine, id) {
   } catch (problem) {
     if (mine === view) byId("connection").textContent = problem.status ? problem.message : "The service does not answer; trying again.";
     done = problem.status >= 400 && problem.status < 500;
+    byId("token-form").hidden = problem.status !== 401;
   }
   if (mine === view && !done) timer = window.setTimeout(() => poll(mine, id), document.hidden ? 4 * POLL_MS : POLL_MS);
 }
@@ -238,5 +243,11 @@ function navigate() {
   return poll(view, id);
 }
 
+byId("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(TOKEN, byId("token").value.trim());
+  byId("token-form").hidden = true;
+  navigate();
+});
 window.addEventListener("hashchange", navigate);
 navigate();

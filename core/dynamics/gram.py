@@ -16,6 +16,10 @@ from core.streams import stream_seed
 _EXACT_FLIPS = 14
 _RANDOM_FLIPS = 8192
 LAG_SPAN = 50
+_CLOSE = (
+    f"increments span less than {LAG_SPAN} steps, so the optimizer's momentum alone makes neighbours agree; "
+    "a small p-value is no evidence of drift"
+)
 _LAG_POINTS = 4
 
 
@@ -88,8 +92,9 @@ def path_r2(path: PathGram, signs_FI: Array | None = None) -> Array:
 def sign_flip(path: PathGram, seed: int) -> dict[str, Any]:
     """Compare the path's R2 with that of the same increments under flipped signs: chance in this run's own geometry.
 
-    Exact (all sign patterns) up to 14 increments, else a seeded sample with the observed pattern counted in. Increments of
-    noise with momentum are not independent when they are closer than its memory; the lag-1 autocorrelation shows that.
+    Exact (all sign patterns) up to 14 increments, else a seeded sample with the observed pattern counted in. Noise with
+    momentum has increments that agree while they are shorter than its memory, and then a small p-value is no evidence:
+    ``caveat`` says so for increments of less than 50 steps.
     """
     count = len(path.steps) - 1
     exact = count <= _EXACT_FLIPS
@@ -105,6 +110,7 @@ def sign_flip(path: PathGram, seed: int) -> dict[str, Any]:
         "p_value": float(p_value),
         "smallest_p_value": 1 / len(signs_FI) if exact else 1 / (1 + len(signs_FI)),
         "exact": exact,
+        "caveat": None if int(np.diff(path.steps).min()) >= LAG_SPAN else _CLOSE,
     }
 
 

@@ -77,7 +77,11 @@ def test_sign_flips_are_those_of_the_increments():
 
 def test_sign_flip_finds_drift_and_keeps_its_level_on_noise():
     drift = noise(50) + np.outer(STEPS, np.ones(50))
-    assert gram.sign_flip(path_of(drift), seed=0)["p_value"] == 1 / 16
+    found = gram.sign_flip(path_of(drift), seed=0)
+    assert found["p_value"] == 1 / 16
+    assert "momentum" in found["caveat"]
+    far = tuple(10 * step for step in STEPS)
+    assert gram.sign_flip(path_of(noise(50, steps=far), far), seed=0)["caveat"] is None
     values = [gram.sign_flip(path_of(noise(5, seed)), seed=0)["p_value"] for seed in range(300)]
     assert np.mean(np.array(values) <= 1 / 8) == pytest.approx(1 / 8, abs=0.06)
 

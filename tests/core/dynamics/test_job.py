@@ -11,6 +11,7 @@ from core.dynamics.job import drive_of, run_analysis, trajectory_points
 from core.jobs import UserError
 from core.recipes import family_hash, load_recipe, parse_recipe, recipe_hash, resolved
 from core.store import analyses, checkpoints, queue, runs
+from core.train.loop import run_training
 from tests.core.dynamics.folders import walk, write_folder
 from tests.core.train.service import ScriptedControl, Service
 
@@ -112,7 +113,8 @@ def test_figures_are_the_stored_numbers_and_nothing_else(analysed, tmp_path):
     assert heat["z"] == row.result["heat_map"]["mean_r2"]
 
 
-def test_a_later_attempt_keeps_what_was_stored(service):
+def test_a_later_attempt_keeps_what_was_stored(service, monkeypatch):
+    monkeypatch.setattr("core.dynamics.job.write_figures", lambda result, folder: [])
     target = trained(service)
     two = ["weight_linearity", {"name": "weight_linearity", "threshold": 0.9}]
     # Questions: one before each analysis and one after each of the six tensors.
@@ -196,3 +198,27 @@ def test_the_drive_is_the_recipes_optimizer_and_schedule(service):
     sgd = drive_of(recipe(optimizer={"name": "sgd", "momentum": 0.5}, prompts_per_update=1), last_step=2)
     assert (sgd.optimizer, sgd.beta1, sgd.updates_per_step, len(sgd.rates)) == ("sgd", 0.5, 3, 6)
     assert drive_of(recipe(learning_rate=0), last_step=4) is None
+
+
+@pytest.mark.slow
+def test_a_real_training_on_random_rewards_is_chance_to_the_walk_of_its_optimizer(service):
+    """The trainer's own optimizer and checkpoints: a plain walk would call this run linear, the driven one does not."""
+    run_id = service.post(
+        rewards={"random": 1.0},
+        max_steps=13,
+        save={"every": 1, "optimizer": False},
+        looks=False,
+        damage_stop=False,
+        learning_rate=0.001,
+    )
+    context = service.attempt(run_id)
+    assert run_training(context).state == "succeeded"
+    with service.db.fenced(context.fence) as session:
+        queue.finish(session, context.fence, state="succeeded")
+    run_analysis(asked(service, run_id))
+    (row,) = results(service, run_id)
+    share, band = row.result["r2"]["share_above"], row.result["chance_band"]
+    assert row.result["trajectory"]["steps"] == list(range(14))
+    assert share - row.result["nulls"]["plain"]["share_above"] > 0.15
+    assert band["low"] < share < band["high"]
+    assert "no linearity beyond chance" in row.result["statement"]

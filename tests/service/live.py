@@ -57,7 +57,12 @@ class Live:
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run ``driftline WORDS`` and return what it printed; fails when it does."""
         done = subprocess.run(
-            [sys.executable, "-m", "client.cli", *words], env=self._env, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "client.cli", *words],
+            env=self._env,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, f"driftline {' '.join(words)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

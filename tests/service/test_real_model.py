@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.service.live import ROOT, Live, steps_of, values_of, wait_for
+from tests.test_docs import commands
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
@@ -71,3 +72,11 @@ def test_a_killed_runner_leaves_the_same_bits_as_none(live: Live, undamaged: dic
     for key in ("reward", "loss", "kl", "entropy"):
         assert steps_of(found, key) == [1, 2, 3, 4]
         assert values_of(found, key) == values_of(expected, key)
+
+
+def test_the_commands_of_the_documentation_run(live: Live, undamaged: dict[str, Any]) -> None:
+    shown = [words for words in commands() if words[0] not in {"up", "down", "submit", "demo"} or "--dry-run" in words]
+    assert len(shown) >= 6
+    for words in shown:
+        done = live.command(*(undamaged["id"] if word == "RUN" else word for word in words))
+        assert done.stdout.strip()

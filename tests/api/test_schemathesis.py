@@ -79,7 +79,7 @@ def test_generated_requests_get_documented_answers(case: Case, service: Finished
     _call(case)
 
 
-@schema.include(lambda context: "{" in context.operation.path).parametrize()
+@operations.exclude(lambda context: "{" not in context.operation.path).parametrize()
 @FEW
 def test_generated_requests_about_stored_things_get_documented_answers(case: Case, service: FinishedRun) -> None:
     stored = {

@@ -52,5 +52,5 @@ def list_looks(
 ) -> dict[str, Any]:
     """The run's looks by step; those that a resume went back behind are left out."""
     with parts.db.read() as session:
-        rows = looks.list_(session, runs.get(session, run_id).id)
+        rows = looks.list_(session, runs.get(session, run_id).id, whole=False)
         return sliced([damage.look(row) for row in rows], after, limit)

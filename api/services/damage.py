@@ -23,7 +23,7 @@ def status(session: Session, run: Run) -> dict[str, Any]:
     """The document of ``GET /runs/{id}/damage-stop``. A run of another kind, or without a rule, says so in it."""
     if run.kind != "train":
         return build_status(run=RunFacts(run.id, run.state), rule=None, looks=[])
-    rows = looks.list_(session, run.id, reference="base")
+    rows = looks.list_(session, run.id, reference="base", whole=False)
     plan = run.recipe.get("looks") or {}
     suites = list(plan.get("suites") or ["holdout"])
     suite = suites[0]  # it alone carries the damage stop

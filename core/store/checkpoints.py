@@ -10,7 +10,8 @@ from core.store import events
 from core.store.database import now
 from core.store.errors import NotFound
 from core.store.fencing import Fence, require
-from core.store.models import Checkpoint, CheckpointFile, Look
+from core.store.models import Checkpoint, CheckpointFile, Look, Run
+from core.store.states import FINAL
 
 
 def add(
@@ -92,6 +93,20 @@ def best(session: Session, run_id: str, suite: str | None = None) -> Checkpoint 
         .where(Look.superseded == false(), Look.suite == suite, Look.accuracy.is_not(None))
     )
     return session.scalar(query.order_by(Look.accuracy.desc(), Checkpoint.step, Checkpoint.attempt.desc()).limit(1))
+
+
+def steps_in_use(session: Session, run_id: str) -> set[int]:
+    """Return the steps at which a run that is not final forked from ``run_id``, or that it names as a model."""
+    users = select(Run.parent_id, Run.parent_step, Run.recipe).where(Run.state.not_in(FINAL), Run.deleted_at.is_(None))
+    steps: set[int] = set()
+    for parent_id, parent_step, recipe in session.execute(users):
+        if parent_id == run_id and parent_step is not None:
+            steps.add(parent_step)
+        for model in (recipe.get("model"), *recipe.get("against", ())):
+            owner, _, step = str(model).partition("/step-")
+            if owner == f"run:{run_id}" and step.isdecimal():
+                steps.add(int(step))
+    return steps
 
 
 def mark_deleted(session: Session, checkpoint_id: str) -> Checkpoint:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Select, false, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from core.store import events
 from core.store.database import now
@@ -52,12 +52,20 @@ def add(
 
 
 def list_(
-    session: Session, run_id: str, current: bool = True, *, suite: str | None = None, reference: str | None = None
+    session: Session,
+    run_id: str,
+    current: bool = True,
+    *,
+    suite: str | None = None,
+    reference: str | None = None,
+    whole: bool = True,
 ) -> list[Look]:
-    """Return a run's looks by step; with ``current=False`` also those that a resume went back behind."""
-    return list(
-        session.scalars(_query(run_id, current, suite, reference).order_by(Look.step, Look.attempt, Look.created_at))
-    )
+    """Return a run's looks by step; with ``current=False`` also those that a resume went back behind.
+
+    With ``whole=False`` the large documents ``draw`` and ``rule_state`` are read only when touched, within the session.
+    """
+    query = _query(run_id, current, suite, reference).order_by(Look.step, Look.attempt, Look.created_at)
+    return list(session.scalars(query if whole else query.options(defer(Look.draw), defer(Look.rule_state))))
 
 
 def last(session: Session, run_id: str, *, suite: str | None = None, reference: str | None = None) -> Look | None:

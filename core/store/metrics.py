@@ -20,6 +20,7 @@ from core.store.models import Attempt, Checkpoint, Evaluation, Event, Look, Metr
 
 STEP_ZERO_LEVEL = 62
 CURRENT = "current"
+_MARKED_EVENTS = {"jump": "jump", "update_skipped": "skip"}
 
 
 class Point(NamedTuple):
@@ -168,8 +169,9 @@ def curves(
 def marks(session: Session, run_id: str) -> list[Mark]:
     """Return what to draw on a run's curves, by step: current looks and checkpoints, resumes, jumps and skipped updates."""
     found = []
-    look_query = select(Look).where(Look.run_id == run_id, Look.superseded == false())
-    for look in session.scalars(look_query):
+    # Only what is shown: a look's draw is a large document, and a page asks for the marks every few seconds.
+    shown = (Look.id, Look.step, Look.suite, Look.reference, Look.state, Look.decided)
+    for look in session.execute(select(*shown).where(Look.run_id == run_id, Look.superseded == false())):
         detail = {
             "id": look.id,
             "suite": look.suite,
@@ -188,10 +190,12 @@ def marks(session: Session, run_id: str) -> list[Mark]:
         Mark("attempt", row.resumed_from_step or 0, {"number": row.number, "started_at": row.started_at})
         for row in session.scalars(later)
     ]
-    told = select(Event).where(Event.run_id == run_id, Event.type.in_(["jump", "skip"])).order_by(Event.seq)
+    told = select(Event).where(Event.run_id == run_id, Event.type.in_(_MARKED_EVENTS)).order_by(Event.seq)
+    # A replayed step tells again what it told before; the last telling counts.
+    latest = {(_MARKED_EVENTS[row.type], int(row.payload["step"])): row.payload for row in session.scalars(told)}
     found += [
-        Mark(row.type, int(row.payload["step"]), {name: value for name, value in row.payload.items() if name != "step"})
-        for row in session.scalars(told)
+        Mark(kind, step, {name: value for name, value in payload.items() if name != "step"})
+        for (kind, step), payload in latest.items()
     ]
     return sorted(found, key=lambda mark: (mark.step, mark.kind))
 

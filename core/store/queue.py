@@ -16,12 +16,13 @@ from core.store.database import insert_for, now
 from core.store.errors import StaleAttempt
 from core.store.fencing import Fence, holds, release, require, stale_message
 from core.store.lifecycle import lock, move, ring
-from core.store.models import Attempt, Checkpoint, Lease, Outbox, Run, Worker
+from core.store.models import Attempt, Checkpoint, Evaluation, Lease, Outbox, Run, Worker
 from core.store.runs import blocked
 from core.store.states import HELD, AttemptState, RunState
 from core.store.types import clock, new_id
 
 SENT_KEPT_S = 86_400.0
+_ASKED_ONCE = ("eval", "base", "base_repeat")
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,13 @@ def finish(
 
 
 def pause_done(session: Session, fence: Fence) -> Run:
-    """Let go of a run that was asked to pause, after its checkpoint."""
+    """Let go of a run that was asked to pause, after its checkpoint; one that was cancelled meanwhile is cancelled."""
     require(session, fence)
-    run = move(session, lock(session, fence.run_id), RunState.PAUSED, reason="paused by request")
+    run = lock(session, fence.run_id)
+    if run.state == RunState.CANCELLING:
+        move(session, run, RunState.CANCELLED, reason="cancelled by request")
+    else:
+        move(session, run, RunState.PAUSED, reason="paused by request")
     _let_go(session, fence)
     return run
 
@@ -233,15 +238,19 @@ def release_named_lease(session: Session, name: str, owner: str) -> None:
 def attempts_without_progress(session: Session, run_id: str) -> int:
     """Return how many attempts in a row, up to the last, were interrupted without getting further than any before.
 
-    Getting further means a checkpoint at a higher step than every earlier attempt's; step 0 is nobody's progress, since every
-    attempt that starts over reaches it. Pauses and uncounted interruptions neither add nor reset.
+    Getting further means a checkpoint at a higher step than every earlier attempt's (step 0 is nobody's progress, since every
+    attempt that starts over reaches it), or an evaluation finished that no later attempt repeats: an eval run's, or the base
+    model's. Pauses and uncounted interruptions neither add nor reset.
     """
     reached = select(Checkpoint.attempt, func.max(Checkpoint.step)).where(Checkpoint.run_id == run_id)
     steps = {row[0]: row[1] for row in session.execute(reached.group_by(Checkpoint.attempt))}
+    finished = select(Evaluation.attempt).where(Evaluation.run_id == run_id, Evaluation.status == "finished")
+    evaluated = set(session.scalars(finished.where(Evaluation.purpose.in_(_ASKED_ONCE))))
     best, failures = 0, 0
     for attempt in session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)):
-        if steps.get(attempt.number, 0) > best:
-            best, failures = steps[attempt.number], 0
+        step = steps.get(attempt.number, 0)
+        if step > best or attempt.number in evaluated:
+            best, failures = max(step, best), 0
         elif attempt.state == AttemptState.INTERRUPTED and attempt.counted:
             failures += 1
     return failures

@@ -35,6 +35,8 @@ from core.store.types import ID_LENGTH
 
 _PREFIX = re.compile(rf"[0-9a-f]{{1,{ID_LENGTH}}}")
 WORKER_FRESH_S = 120.0
+PHASE_LENGTH = 32
+"""Characters of a phase; SQLite takes more, PostgreSQL does not."""
 
 
 def create(

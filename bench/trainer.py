@@ -11,15 +11,16 @@ from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench import measure, workload
-from core.train import recompute
-from core.train.recompute import Recompute
 
 TOKENS = (2048, 8192, 16_384)
-CHUNKS = (512, 1024, 2048)
+CHUNKS = (512, 1024)
+FLOOR = "body only (floor)"
 
 
 def losses() -> dict[str, object]:
@@ -28,27 +29,30 @@ def losses() -> dict[str, object]:
     variants: dict[str, workload.Variant] = {
         "full fp32 logits": workload.full_logits,
         "selective bf16": workload.selective,
-        "body only (floor)": workload.floor,
-        **{f"ours, chunk {chunk}": workload.chunked(chunk) for chunk in CHUNKS},
+        FLOOR: workload.floor,
+        **{f"ours, chunk {chunk}, eager layers": workload.eager(workload.chunked(chunk)) for chunk in CHUNKS},
+        **{f"ours, chunk {chunk}": workload.lean(workload.chunked(chunk)) for chunk in CHUNKS},
     }
     if find_spec("liger_kernel"):
         variants["Liger"] = workload.liger()
     rows = {}
     for tokens in TOKENS:
         case = workload.build_case(model, tokens)
-        figures = measure.side_by_side({name: partial(variant, case) for name, variant in variants.items()})
-        rows[str(tokens)] = figures
-        base = figures["body only (floor)"]
-        for name in (f"ours, chunk {chunk}" for chunk in CHUNKS):
-            ours = figures[name]
-            print(
-                f"{tokens} {name}: {ours.peak_gib - base.peak_gib:+.2f} GiB, x {ours.median_s / base.median_s:.3f}"
-                f" (floor {base.fastest_s:.3f} to {base.slowest_s:.3f})"
-            )
+        rows[str(tokens)] = measure.side_by_side({name: partial(variant, case) for name, variant in variants.items()})
+        _against_floor(tokens, rows[str(tokens)])
     print(measure.table(rows))
     return {tokens: {name: asdict(figure) for name, figure in figures.items()} for tokens, figures in rows.items()} | {
         "agreement": agreement(model)
     }
+
+
+def _against_floor(tokens: int, figures: dict[str, measure.Figure]) -> None:
+    base = figures[FLOOR]
+    for name, figure in figures.items():
+        print(
+            f"{tokens} {name}: {figure.peak_gib:.2f} GiB ({figure.peak_gib - base.peak_gib:+.2f}), "
+            f"{figure.median_s:.3f} s (x {figure.median_s / base.median_s:.3f})"
+        )
 
 
 def agreement(model: workload.PreTrainedModel) -> dict[str, float]:
@@ -63,7 +67,8 @@ def agreement(model: workload.PreTrainedModel) -> dict[str, float]:
 
     loss, exact = gradients(workload.full_logits)
     found = {}
-    for name, variant in {"ours": workload.chunked(512), "selective": workload.selective}.items():
+    ours = {"ours, eager layers": workload.chunked(1024), "ours": workload.lean(workload.chunked(1024))}
+    for name, variant in {**ours, "selective": workload.selective}.items():
         other_loss, other = gradients(variant)
         distance = sum(float((a.float() - b.float()).square().sum()) for a, b in zip(other, exact, strict=True))
         size = sum(float(b.float().square().sum()) for b in exact)
@@ -114,7 +119,13 @@ def kernels() -> dict[str, object]:
             times[name] = measure.seconds(lambda work=work: [work() for _ in range(20)]) / 20 * 1e3
         found[str(chunk)] = times
         products = {n: f"{flops / times[n] / 1e9:.0f}" for n in ("logits", "head gradient", "hidden gradient")}
-        per_token = sum(times.values()) / chunk * 16_384
+        per_token = sum(times[name] for name in parts) / chunk * 16_384
+        for block, warps in ((2048, 4), (4096, 4), (4096, 8), (4096, 16), (8192, 8), (8192, 16), (16_384, 16)):
+            fused._BLOCK, fused._WARPS = block, warps
+            for name in ("statistics", "gradient"):
+                parts[name]()
+                spent = measure.seconds(lambda work=parts[name]: [work() for _ in range(20)]) / 20 * 1e3
+                times[f"{name} {block} {warps}"] = spent
         print(chunk, {n: round(t, 3) for n, t in times.items()}, "TFLOP/s", products, f"16k tokens: {per_token:.1f} ms")
     return found
 
@@ -123,35 +134,72 @@ def recomputation() -> dict[str, object]:
     """Our forward and backward with ever fewer layers recomputed, beside the fully checkpointed floor."""
     model = workload.build_model()
     layers = workload.QWEN_1_5B["num_hidden_layers"]
-    choices = [Recompute(layers), Recompute(layers - 1), Recompute(layers // 2), Recompute(8), Recompute(0)]
-    choices += [Recompute(0, layers), Recompute(0, 20), Recompute(0, 14), Recompute(14, 14)]
     found = {}
     for tokens in (8192, 16_384):
         case = workload.build_case(model, tokens)
-
-        def under(choice: Recompute, variant: workload.Variant, case: workload.Case = case) -> object:
-            recompute.apply(model.model, choice)
-            return variant(case)
-
-        works = {"floor": partial(under, Recompute(layers), workload.floor)}
-        for choice in choices:
-            works[f"{choice.full} full, {choice.light} light"] = partial(under, choice, workload.chunked(1024))
-        figures = measure.side_by_side(works, runs=3)
+        works = {FLOOR: partial(workload.floor, case)}
+        for count in (layers, layers - 1, 21, 14, 7, 4, 0):
+            works[str(count)] = partial(workload.lean(workload.chunked(1024), count), case)
+        figures = measure.side_by_side(works)
+        _against_floor(tokens, figures)
         found[str(tokens)] = {name: asdict(figure) for name, figure in figures.items()}
-        base = figures["floor"]
-        for name, figure in figures.items():
-            print(
-                tokens,
-                name,
-                f"{figure.peak_gib:.2f} GiB, {figure.median_s:.3f} s, x {figure.median_s / base.median_s:.3f}",
-            )
     return found
+
+
+def attention() -> dict[str, object]:
+    """Causal attention by each kernel of PyTorch: forward and backward (ms), and the distance from fp32."""
+    shape = workload.QWEN_1_5B
+    width = shape["hidden_size"] // shape["num_attention_heads"]
+    found: dict[str, object] = {}
+    for tokens in TOKENS:
+        query, key, value = (
+            torch.randn(1, heads, tokens, width, device="cuda").bfloat16().requires_grad_()
+            for heads in (shape["num_attention_heads"], shape["num_key_value_heads"], shape["num_key_value_heads"])
+        )
+        grad = torch.randn_like(query)
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+
+            def forward(backend: SDPBackend = backend, inputs: tuple[torch.Tensor, ...] = (query, key, value)) -> Any:
+                with sdpa_kernel(backend):
+                    return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
+
+            try:
+                for _ in range(2):
+                    forward().backward(grad)
+                ahead = measure.seconds(lambda run=forward: [run() for _ in range(10)]) * 100
+                both = measure.seconds(lambda run=forward, grad=grad: [run().backward(grad) for _ in range(10)]) * 100
+                found[f"{tokens} {backend.name}"] = {"forward_ms": ahead, "backward_ms": both - ahead}
+            except RuntimeError as problem:
+                found[f"{tokens} {backend.name}"] = str(problem)[:200]
+            print(tokens, backend.name, found[f"{tokens} {backend.name}"])
+    return found
+
+
+def profile() -> dict[str, object]:
+    """Where the card's time goes in one forward and backward at 8,192 tokens, every layer checkpointed."""
+    model = workload.build_model()
+    case = workload.build_case(model, 8192)
+    work = workload.lean(workload.chunked(1024))
+    for _ in range(2):
+        work(case)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as recorded:
+        work(case)
+        torch.cuda.synchronize()
+    events = sorted(recorded.key_averages(), key=lambda event: -event.device_time_total)[:25]
+    rows = {event.key[:90]: [event.count, round(event.device_time_total / 1e3, 2)] for event in events}
+    print("total ms", sum(event.device_time_total for event in recorded.key_averages()) / 1e3)
+    for name, (count, time) in rows.items():
+        print(f"{time:8.2f} ms {count:5d} {name}")
+    return rows
 
 
 PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "kernels": kernels,
     "losses": losses,
     "recomputation": recomputation,
+    "attention": attention,
+    "profile": profile,
 }
 
 

@@ -15,6 +15,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from core.rl.chunked import backward_hidden, chunked_backward
 from core.rl.embedding import scattered_embedding
 from core.rl.objective import Objective, TokenTerms
+from core.train.lean import make_lean
+from core.train.recompute import checkpoint_layers
 
 QWEN_1_5B = {
     "vocab_size": 151_936,
@@ -61,7 +63,6 @@ def build_model(shape: dict[str, object] = QWEN_1_5B, seed: int = 0) -> PreTrain
         finally:
             torch.set_default_dtype(default)
     model.tie_weights()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return model.train()
@@ -76,10 +77,37 @@ def build_case(model: PreTrainedModel, tokens: int, seed: int = 0) -> Case:
     return Case(model, ids_BS, targets_T, old_T)
 
 
-def floor(case: Case) -> None:
+def eager(variant: Variant) -> Variant:
+    """``variant`` with the library's own layers, every one checkpointed."""
+
+    def run(case: Case) -> object:
+        for layer in case.model.model.layers:
+            vars(layer).pop("forward", None)
+        checkpoint_layers(case.model.model)
+        return variant(case)
+
+    return run
+
+
+def lean(variant: Variant, checkpointed: int | None = None) -> Variant:
+    """``variant`` with the layers that the trainer runs, the first ``checkpointed`` (None: all) of them checkpointed."""
+
+    def run(case: Case) -> object:
+        if "forward" not in vars(case.model.model.layers[0]):
+            make_lean(case.model.model)
+        checkpoint_layers(case.model.model, checkpointed)
+        return variant(case)
+
+    return run
+
+
+def _body_only(case: Case) -> None:
     """The body alone: forward, and backward from a given gradient."""
     hidden_BSH = case.hidden_BSH()
     hidden_BSH.backward(torch.full_like(hidden_BSH, 1e-5))
+
+
+floor = eager(_body_only)
 
 
 def _grpo(logp_T: Tensor, case: Case) -> Tensor:
@@ -88,6 +116,7 @@ def _grpo(logp_T: Tensor, case: Case) -> Tensor:
     return -torch.minimum(ratio_T * case.advantage, clipped_T * case.advantage).mean()
 
 
+@eager
 def full_logits(case: Case) -> Tensor:
     """All logits in fp32, one log-softmax over them."""
     logits_TV = case.model.lm_head(case.hidden_BSH())[0].float()
@@ -97,6 +126,7 @@ def full_logits(case: Case) -> Tensor:
     return loss.detach()
 
 
+@eager
 def selective(case: Case) -> Tensor:
     """All logits in bf16, a log-softmax per sequence that keeps only the chosen entries, as TRL does for bf16."""
     logits_BTV = case.model.lm_head(case.hidden_BSH())
@@ -128,7 +158,7 @@ def liger() -> Variant:
         loss.backward()
         return loss.detach()
 
-    return run
+    return eager(run)
 
 
 def chunked(chunk: int) -> Variant:

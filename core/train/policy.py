@@ -18,6 +18,8 @@ from core.engines.models import WEIGHTS_FILE, body_and_head, load_model, load_to
 from core.recipes import TrainRecipe
 from core.rl.optim import SGD, AdamW, MasterOptimizer, changed_share
 from core.train import checkpoints
+from core.train.lean import make_lean
+from core.train.recompute import checkpoint_layers
 from core.train.update import Body, Head
 
 
@@ -76,17 +78,24 @@ class Policy:
             self.model.train(False)
 
 
-def load_policy(folder: Path, recipe: TrainRecipe, device: torch.device) -> Policy:
-    """Load the base model twice, trained and frozen, and build the optimizer the recipe names."""
+def load_policy(
+    folder: Path, recipe: TrainRecipe, device: torch.device, *, checkpointed_layers: int | None = None
+) -> Policy:
+    """Load the base model twice, trained and frozen, and build the optimizer the recipe names.
+
+    On a card the first ``checkpointed_layers`` layers (None: all) are run again in the backward instead of kept.
+    """
     dtype = torch.float32 if recipe.dtype == "float32" else torch.bfloat16
     model = load_model(folder, dtype, device)
     reference = load_model(folder, dtype, device)
     reference.requires_grad_(False)
     model.requires_grad_(True)
-    if device.type == "cuda":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     body, weight_VH, tied = body_and_head(model)
     reference_body, reference_VH, _ = body_and_head(reference)
+    if device.type == "cuda":
+        make_lean(model)
+        make_lean(reference)
+        checkpoint_layers(model, checkpointed_layers)
     return Policy(
         model=model,
         tokenizer=load_tokenizer(folder),

@@ -40,10 +40,10 @@ def fit_lines(path_KN: Array, steps: Sequence[int] | Array) -> Fits:
     with np.errstate(divide="ignore", invalid="ignore"):
         r2_N = sums_2N[1] ** 2 / (((t_K - t_K.mean()) ** 2).sum() * spread_N)
     r2_N = np.where(changed_N, np.clip(r2_N, 0.0, 1.0), 0.0)
-    steps_KN = np.diff(path_KN, axis=0)
-    steps_KN *= (1.0 / np.sqrt(np.diff(t_K)))[:, None]
+    increments_KN = path_KN[1:] - path_KN[:-1]
+    increments_KN *= increments_KN
     drift_N = path_KN[-1] ** 2 / total
-    scatter_N = np.maximum(np.einsum("kn,kn->n", steps_KN, steps_KN) - drift_N, 0.0) / (count - 2)
+    scatter_N = np.maximum((1.0 / np.diff(t_K)) @ increments_KN - drift_N, 0.0) / (count - 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         t_N = np.sign(path_KN[-1]) * np.sqrt(drift_N / scatter_N)
     return Fits(r2_N, np.where(drift_N > 0, t_N, 0.0), changed_N)

@@ -20,7 +20,7 @@ import numpy as np
 from core.dynamics.tensor_file import Array, Entry, TensorFile, TrajectoryError, damaged
 
 MINIMUM = 4
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 2 << 20  # small enough to stay in a processor's cache while it is worked on
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MANIFEST = "manifest.json"

@@ -1,24 +1,26 @@
 """Who asks, and what they may do: bearer tokens with the scopes read, submit and admin.
 
-Only the SHA-256 of a token is stored. Tokens are 32 random bytes, so a fast hash is right: there is nothing to guess, and
-a slow one would cost every request. While no token exists the service is open to the loopback interface and to nobody
-else; Host and Origin are checked besides (``origin``). Making tokens is the command line's work.
+While no token exists the service is open to the loopback interface and to nobody else; Host and Origin are checked
+besides (``origin``). Making and revoking tokens is the command line's work, on the database itself: no request can do it.
 """
 
-import hashlib
 import ipaddress
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import SQLAlchemyError
 
-from api.deps import Parts
+from api.deps import Parts, Service
 from api.errors import Forbidden, Unauthorized
 from core.store import tokens
+from core.store.bearer import SCOPES, token_hash
 
-SCOPES = ("read", "submit", "admin")
+log = logging.getLogger("driftline.api")
+
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="driftline"'}
 _bearer = HTTPBearer(auto_error=False, description="a token with the scope read, submit or admin")
 
@@ -31,21 +33,13 @@ class Caller:
     scope: str
 
 
-def token_hash(token: str) -> str:
-    """What is stored of a token: its SHA-256 in hexadecimal."""
-    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def caller_of(
     request: Request, parts: Parts, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> Caller:
     """The caller behind a request. Raises :class:`Unauthorized`."""
+    if credentials is not None:
+        return _bearer_of(parts, credentials.credentials)
     with parts.db.read() as session:
-        if credentials is not None:
-            token = tokens.find(session, token_hash(credentials.credentials))
-            if token is None:
-                raise Unauthorized("the token is not known, or was revoked", param="Authorization", headers=_CHALLENGE)
-            return Caller(id=token.id, scope=token.scope)
         if tokens.any_exist(session):
             hint = "send the header Authorization: Bearer TOKEN"
             raise Unauthorized("this service asks for a token", param="Authorization", hint=hint, headers=_CHALLENGE)
@@ -53,6 +47,21 @@ def caller_of(
         hint = "make a token first; until then only this machine may ask"
         raise Unauthorized("this service has no tokens yet", param="Authorization", hint=hint, headers=_CHALLENGE)
     return Caller(id="local", scope="admin")
+
+
+def _bearer_of(parts: Service, secret: str) -> Caller:
+    with parts.db.read() as session:
+        token = tokens.find(session, token_hash(secret))
+        if token is None:
+            raise Unauthorized("the token is not known, or was revoked", param="Authorization", headers=_CHALLENGE)
+        due = tokens.touch_is_due(session, token)
+    if due:
+        try:
+            with parts.db.write() as session:
+                tokens.touch(session, token.id)
+        except SQLAlchemyError:
+            log.exception("the use of the token %s could not be recorded; the request goes on", token.name)
+    return Caller(id=token.id, scope=token.scope)
 
 
 def _is_loopback(request: Request) -> bool:

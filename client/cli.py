@@ -17,6 +17,12 @@ Command = Callable[[Arguments], int]
 
 INTERRUPTED = 130
 _USAGE_ERROR = 1
+_SCOPES_TOLD = """
+
+The secret is printed once. read: everything that can be looked at; submit: also
+post and steer runs; admin: also delete. Once there is a token, the service
+answers nobody without one, and revoking the last one does not change that.
+"""
 _EPILOG = """\
 The service's address is DRIFTLINE_URL, else what server.json in DRIFTLINE_HOME
 (default ./.driftline) says. A token is read from DRIFTLINE_TOKEN.
@@ -42,6 +48,22 @@ def demo(given: Arguments) -> int:
     from client import starting
 
     return starting.demo(as_json=given.json)
+
+
+def token(given: Arguments) -> int:
+    """Make or revoke a bearer token, on the database of the home folder."""
+    from client import tokens
+
+    if given.revoke:
+        return tokens.revoke(given.name, as_json=given.json)
+    return tokens.make(given.name, given.scope, as_json=given.json)
+
+
+def list_tokens(given: Arguments) -> int:
+    """List bearer tokens, without their secrets."""
+    from client import tokens
+
+    return tokens.list_(as_json=given.json)
 
 
 def submit(given: Arguments) -> int:
@@ -170,6 +192,13 @@ def _service_commands(command: Callable[..., Parser]) -> None:
     made.add_argument("--background", action="store_true", help="detach; `driftline down` stops it")
     command("down", down, run=False)
     command("demo", demo, run=False)
+    made = command("token", token, run=False, more=_SCOPES_TOLD)
+    made.add_argument("name", metavar="NAME", help="whose it is: a person, a machine, a job")
+    what = made.add_mutually_exclusive_group()
+    scopes = ["read", "submit", "admin"]
+    what.add_argument("--scope", choices=scopes, default="read", help="what it may do (read)")
+    what.add_argument("--revoke", action="store_true", help="refuse the token of this name from now on")
+    command("tokens", list_tokens, run=False)
     statuses = "\n\nThe exit status is the outcome: 0 succeeded, 2 failed, 3 damage_stopped, 4 cancelled,\n"
     statuses += "5 refused, 6 service not reachable. Ctrl-C detaches and cancels nothing."
     made = command("submit", submit, run=False, more=statuses)

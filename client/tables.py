@@ -110,6 +110,17 @@ def runs(rows: Sequence[Json]) -> RenderableType:
     return table
 
 
+def tokens(rows: Sequence[Json]) -> RenderableType:
+    """One bearer token a line."""
+    if not rows:
+        return Text("no tokens; the service answers this machine only")
+    table = grid(["name", "scope", "created", "last used", "revoked"], wrap=["name"])
+    for row in rows:
+        times = [words.moment(row[name]) for name in ("created_at", "last_used_at", "revoked_at")]
+        table.add_row(row["name"], row["scope"], *times)
+    return table
+
+
 def _progress(run: Json) -> str:
     progress = run["progress"]
     if progress["total"]:

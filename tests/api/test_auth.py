@@ -4,8 +4,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from api.auth import token_hash
 from core.store import tokens
+from core.store.bearer import token_hash
 from core.store.database import Database
 from tests.api.conftest import BASE_URL, recipe
 

@@ -102,6 +102,20 @@ def test_analyses_are_found_from_both_runs(db: Database, make_run, claim) -> Non
             analyses.get(session, "nothing")
 
 
+def test_use_of_a_token_is_written_only_when_the_last_one_is_old(db: Database) -> None:
+    with db.write() as session:
+        row = tokens.create(session, name="a", token_hash="a" * 64, scope="read")
+        assert tokens.touch_is_due(session, row)
+        tokens.touch(session, row.id)
+        session.refresh(row)
+        assert not tokens.touch_is_due(session, row)
+        row.last_used_at = recent = row.last_used_at - 59
+        session.flush()
+        tokens.touch(session, row.id)
+        session.refresh(row)
+        assert row.last_used_at == recent, "two requests at once write once"
+
+
 def test_revoked_tokens_are_not_found_but_keep_the_service_closed(db: Database) -> None:
     with db.read() as session:
         assert not tokens.any_exist(session)

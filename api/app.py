@@ -7,6 +7,7 @@ migrates: a database at another schema is refused with a sentence that says what
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ from api.limits import BodyLimit
 from api.origin import SameOriginOnly
 from api.schemas.runs import ForkFrom
 from api.services.system import service_version
+from core.home import home_id
 from core.recipes.parse import Recipe
 from core.settings import Settings
 from core.store.database import Database
@@ -75,6 +77,8 @@ def create_app(settings: Settings | None = None, *, sweep: bool = True) -> FastA
 async def _lifespan(app: FastAPI, *, sweep: bool) -> AsyncIterator[None]:
     service: Service = app.state.service
     await run_in_threadpool(require_head, service.settings.database_url)
+    name = await run_in_threadpool(home_id, service.settings.home)
+    app.state.service = service = replace(service, home_id=name)
     sweeper = None
     if sweep:
         from worker.sweeper import Sweeper

@@ -24,11 +24,15 @@ MAX_INTEGER = 2**53 - 1
 
 @dataclass(frozen=True)
 class Service:
-    """The parts of the running service. ``ring`` tells the workers that the outbox has something."""
+    """The parts of the running service. ``ring`` tells the workers that the outbox has something.
+
+    ``home_id`` is empty until the application starts: making it opens the home folder.
+    """
 
     settings: Settings
     db: Database
     ring: Callable[[], None]
+    home_id: str = ""
 
 
 def service_of(request: Request) -> Service:

@@ -25,9 +25,9 @@ _FILES = {"chart.js": "text/javascript", "page.js": "text/javascript", "page.css
 
 
 @router.get("/healthz", operation_id="get_health", response_model=Health, responses=documented())
-def get_health() -> dict[str, str]:
-    """The process answers. Neither the database nor anything else is asked."""
-    return {"status": "ok"}
+def get_health(parts: Parts) -> dict[str, str]:
+    """The process answers, and for which home. Neither the database nor anything else is asked."""
+    return {"status": "ok", "home_id": parts.home_id}
 
 
 @router.get(

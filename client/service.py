@@ -4,6 +4,7 @@ Nothing here supervises; the supervisor is another process, or ``client.supervis
 """
 
 import http.client
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from client import place
 from client.errors import StartError
 from client.place import HOME_TAKEN, START_TIMEOUT_S, Server
 from client.processes import terminate
+from core.home import read_home_id
 from core.settings import Settings, SettingsError
 
 Say = Callable[[str], None]
@@ -40,11 +42,11 @@ def child_environment() -> dict[str, str]:
 
 
 def find(home: Path) -> Server | None:
-    """The running service of ``home``: its supervisor holds the lock, lives, and its api answers. None when there is none."""
+    """The running service of ``home``: its supervisor holds the lock, lives, and its own api answers. None otherwise."""
     server = place.read_server(home)
     if server is None or not place.is_supervised(home) or not server.supervisor.alive:
         return None
-    return server if server.ready and _healthy(server.url) else None
+    return server if server.ready and _serves(server.url, home) else None
 
 
 def up_foreground(settings: Settings, say: Say) -> Server | None:
@@ -149,13 +151,16 @@ def _why(log: Path | None, begin: int) -> str:
     return "\n".join(lines[-20:])
 
 
-def _healthy(url: str) -> bool:
+def _serves(url: str, home: Path) -> bool:
+    """Whether the api of ``home`` answers at ``url``, and not another home's that took the port meanwhile."""
     address = urlsplit(url)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=5.0)
     try:
         connection.request("GET", "/healthz")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
+        body = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
         return False
     finally:
         connection.close()
+    known = read_home_id(home)
+    return known is not None and isinstance(body, dict) and body.get("home_id") == known

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = {"core.settings", "core.streams"}
+BASE = {"core.settings", "core.streams", "core.home"}
 STORE = BASE | {"core.recipes", "core.store"}
 MIDDLE = {"core.damage", "core.prespec", "core.planning", "core.rl", "core.engines", "core.tasks", "core.jobs"}
 ALLOWED: dict[str, set[str]] = {
     "core.settings": set(),
+    "core.home": set(),
     "core.streams": set(),
     "core.rl": set(),
     "core.recipes": BASE,

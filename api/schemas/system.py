@@ -6,9 +6,10 @@ from api.schemas.common import Body, Document, Time
 
 
 class Health(Body):
-    """The process answers."""
+    """The process answers. ``home_id`` is the random name of the home folder that it serves."""
 
     status: Literal["ok"]
+    home_id: str
 
 
 class Part(Body):

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from core.home import home_id
 from core.settings import Settings
 from core.store import queue
 from core.store.database import Database
@@ -17,7 +18,7 @@ from tests.api.conftest import Builder
 
 def test_health_answers_without_the_database(client: TestClient, settings: Settings) -> None:
     client.app.state.service = replace(client.app.state.service, db=Database("sqlite:////nowhere/at/all.db"))  # type: ignore[attr-defined]
-    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/healthz").json() == {"status": "ok", "home_id": home_id(settings.home)}
 
 
 def test_readiness_names_the_parts_that_failed(client: TestClient) -> None:

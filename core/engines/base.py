@@ -17,6 +17,10 @@ class EngineError(RuntimeError):
     """An engine was used in a way that it does not support; the message says what is allowed."""
 
 
+class NonFiniteLogitsError(EngineError):
+    """The weights give logits that are not finite, so no token can be chosen."""
+
+
 class RequestError(EngineError, ValueError):
     """A request or its sampling parameters cannot be served; the message names the field and how to mend it."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core.engines.base import EngineError, SamplingParams
+from core.engines.base import NonFiniteLogitsError, SamplingParams
 
 # Candidates looked at before a full sort of the vocabulary is needed for top-p.
 _HEAD = 1024
@@ -38,13 +38,13 @@ def choose(logits_BV: Tensor, streams: Sequence[SampleStream], params: SamplingP
 
     Log-softmax is taken in fp32 whatever the logits' dtype. At temperature 0 the token is the arg max, the lowest id on
     ties, and the log-prob is the one at temperature 1. Otherwise the log-prob is that of the distribution sampled from:
-    after temperature, top-k and top-p, in this order. Raises :class:`EngineError` when a row has no finite maximum.
+    after temperature, top-k and top-p, in this order. Raises :class:`NonFiniteLogitsError` when a row has no finite maximum.
     """
     greedy = params.temperature == 0
     scaled_BV = logits_BV.float() if greedy else logits_BV.float() / params.temperature
     logp_BV = torch.log_softmax(scaled_BV, dim=-1)
     if not bool(torch.isfinite(logp_BV.amax(dim=-1)).all()):
-        raise EngineError("the model gave non-finite logits; its weights or its dtype are broken")
+        raise NonFiniteLogitsError("the model gave non-finite logits; its weights or its dtype are broken")
     if greedy:
         tokens_B = _lowest_argmax(scaled_BV)
         return tokens_B, _pick(logp_BV, tokens_B)

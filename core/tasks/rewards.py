@@ -7,7 +7,7 @@ be judged has no reward at all: its total is None and the trainer masks it. Adva
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from core.streams import uniforms
@@ -35,6 +35,15 @@ class Reward:
     total: float | None
     terms: Mapping[str, float | None]
     verdict: Verdict
+
+
+def check_terms(weights: Mapping[str, float], items: Iterable[Item]) -> None:
+    """Raise :class:`ItemError` when a term has no value for one of the items: it names another verifier than theirs."""
+    for item in items:
+        for name in weights:
+            if name not in ("auto", item.verifier, *SHAPING_TERMS):
+                allowed = ", ".join(("auto", item.verifier, *SHAPING_TERMS))
+                raise ItemError(f"rewards: the term {name!r} has no value for item {item.id}; allowed: {allowed}")
 
 
 def grade_samples(

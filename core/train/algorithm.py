@@ -31,8 +31,8 @@ def advantages_of(
 ) -> AdvantageResult:
     """Return the advantages of one step's samples.
 
-    A reward of None (no verdict could be had) leaves the sample out of every statistic. ``lengths`` are completion lengths in
-    tokens, which REINFORCE++ weights by.
+    A reward of None (no verdict could be had) leaves the sample out of every statistic. ``lengths`` are the numbers of tokens
+    in the loss, which REINFORCE++ weights by: 0 for a sample that is masked there.
     """
     rewards_B = torch.tensor([float("nan") if reward is None else reward for reward in rewards], dtype=torch.float64)
     valid_B = torch.tensor([reward is not None for reward in rewards])

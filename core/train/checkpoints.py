@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,14 @@ def remove_checkpoint(directory: Path) -> None:
         shutil.rmtree(doomed)
 
 
-def remove_leftovers(parent: Path) -> None:
-    """Remove folders that a killed runner left half written or half removed; the caller holds the run's lock."""
+def remove_leftovers(parent: Path, keep: Collection[str]) -> None:
+    """Remove every folder but those named in ``keep``; the caller holds the run's lock.
+
+    A killed runner leaves a folder half written, complete but without its row, or no longer wanted but not yet removed.
+    """
     if parent.is_dir():
         for path in parent.iterdir():
-            if path.name.startswith(".") and path.suffix in {".writing", ".removing"}:
+            if path.is_dir() and path.name not in keep:
                 shutil.rmtree(path)
 
 

@@ -6,7 +6,6 @@ Statistics are ``core.damage``'s; this module asks the items, stores the answers
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from core.damage.draws import draw
@@ -16,9 +15,9 @@ from core.engines.base import SamplingParams
 from core.evals.stored import Answered, Asked, Evaluator, Scores, scores_of
 from core.jobs import RunContext
 from core.recipes import TrainRecipe
-from core.recipes.train import look_steps
 from core.store import evaluations, looks, metrics
 from core.tasks.items import Item, ItemSet
+from core.train import prespecify
 from core.train.prepare import Prepared
 
 BASE = "base"
@@ -28,17 +27,11 @@ class BaseUnjudgedError(RuntimeError):
     """Some answers of the base model could not be judged because the machinery failed; the attempt should be repeated."""
 
 
-@dataclass(frozen=True)
-class LookResult:
-    """What one look means for the run: its held-out accuracy, and whether the frozen rule says to end it."""
-
-    accuracy: float | None
-    decided: bool
-    stop: bool
-
-
 class LookKeeper:
-    """Asks the base model once and the policy at every look. ``rule`` is None where the recipe has no damage stop."""
+    """Asks the base model once and the policy at every look. ``rule`` is None where the recipe has no damage stop.
+
+    ``begins_at`` is the step of the weights that the run starts from: 0, or a fork's step in its parent.
+    """
 
     def __init__(
         self,
@@ -50,6 +43,7 @@ class LookKeeper:
         params: SamplingParams,
         rule: Rule | None,
         key: bytes,
+        begins_at: int,
     ) -> None:
         self._context = context
         self._recipe = recipe
@@ -58,21 +52,24 @@ class LookKeeper:
         self._params = params
         self._rule = rule
         self._key = key
+        self._steps = prespecify.steps_of_looks(recipe, begins_at)
         self._base: dict[str, dict[str, float]] = {}
 
-    def due(self, step: int) -> bool:
-        """Whether a look belongs to ``step``: every so many steps, and at the last one."""
-        if self._recipe.looks is None or step == 0:
-            return False
-        return step in look_steps(self._recipe.max_steps, self._recipe.looks.every)
-
     def missing(self, step: int) -> bool:
-        """Whether the look of ``step`` is due and was not finished by an earlier attempt."""
-        if not self.due(step):
+        """Whether a look belongs to ``step`` and was not finished by an earlier attempt."""
+        if step not in self._steps:
             return False
         with self._context.db.read() as session:
             done = {(row.step, row.suite) for row in looks.list_(session, self._context.run_id)}
         return any((step, suite) not in done for suite in self._prepared.suites)
+
+    def stop_decided(self) -> bool:
+        """Whether the frozen rule has decided, by any attempt's look, and is there to end the run."""
+        if self._rule is None or self._rule.action != "stop":
+            return False
+        with self._context.db.read() as session:
+            last = looks.last(session, self._context.run_id, suite=self._stop_suite)
+        return last is not None and last.decided
 
     def accuracies(self) -> list[float]:
         """Held-out accuracies of the looks so far, oldest first."""
@@ -139,22 +136,13 @@ class LookKeeper:
             return self._rule.base_scores(judged)
         return mean_scores(judged)
 
-    def look(self, step: int, weights_sha256: str) -> LookResult | None:
-        """Evaluate every suite at ``step`` and ask the rule; None when interrupted before all suites were done."""
-        result = LookResult(accuracy=None, decided=False, stop=False)
+    def look(self, step: int, weights_sha256: str) -> bool:
+        """Evaluate every suite at ``step`` and ask the rule; False when interrupted before all suites were done."""
         with self._context.db.read() as session:
             done = {row.suite for row in looks.list_(session, self._context.run_id) if row.step == step}
-        for suite in self._prepared.suites:
-            if suite in done:
-                continue
-            one = self._look_at(suite, step, weights_sha256)
-            if one is None:
-                return None
-            if suite == self._stop_suite:
-                result = one
-        return result
+        return all(self._look_at(suite, step, weights_sha256) for suite in self._prepared.suites if suite not in done)
 
-    def _look_at(self, suite: str, step: int, weights_sha256: str) -> LookResult | None:
+    def _look_at(self, suite: str, step: int, weights_sha256: str) -> bool:
         with self._context.db.read() as session:
             earlier = looks.list_(session, self._context.run_id, suite=suite)
         number = len(earlier) + 1
@@ -163,7 +151,7 @@ class LookKeeper:
             suite, items, purpose="look", step=step, weights_sha256=weights_sha256, batch_size=self._looks.batch_size
         )
         if answered is None:
-            return None
+            return False
         base = self._base[suite]
         observations = [
             Observation(item.id, base[item.id], answered.scores[item.id] or 0.0, infra=answered.scores[item.id] is None)
@@ -182,9 +170,7 @@ class LookKeeper:
             observations=observations,
             decision=decision,
         )
-        decided = decision is not None and decision.decided
-        stop = decided and self._rule is not None and self._rule.action == "stop"
-        return LookResult(answered.summary.accuracy, decided, stop)
+        return True
 
     def _items(self, suite: str, number: int, weights_sha256: str) -> list[Item]:
         pool = self._prepared.suites[suite]

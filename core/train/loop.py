@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from core.engines.base import EngineError, SamplingParams
+from core.engines.base import EngineError, NonFiniteLogitsError, SamplingParams
 from core.engines.models import ModelError, stop_token_ids, text_decoder
 from core.engines.references import find_model
 from core.engines.transformers_engine import TransformersEngine
@@ -27,7 +27,7 @@ from core.store import checkpoints as checkpoint_rows
 from core.store import evaluations, events, metrics, queue, runs
 from core.tasks.pool import VerifierPool
 from core.train import checkpoints, prespecify
-from core.train.looks import LookKeeper, LookResult
+from core.train.looks import LookKeeper
 from core.train.policy import Policy, load_policy
 from core.train.prepare import Prepared, prepare
 from core.train.step import StepRunner
@@ -57,7 +57,6 @@ class _Progress:
     """Where the run stands. ``worked_s`` is the time spent by earlier attempts up to the checkpoint they left."""
 
     step: int = 0
-    updates: int = 0
     nonfinite: int = 0
     worked_s: float = 0.0
     began: float = field(default_factory=monotonic)
@@ -67,7 +66,7 @@ class _Progress:
         return self.worked_s + monotonic() - self.began
 
     def state(self) -> dict[str, Any]:
-        return {"updates": self.updates, "nonfinite": self.nonfinite, "worked_s": round(self.elapsed_s, 3)}
+        return {"nonfinite": self.nonfinite, "worked_s": round(self.elapsed_s, 3)}
 
 
 class _Training:
@@ -78,10 +77,12 @@ class _Training:
         self._recipe = recipe
         self._log: logging.Logger = context.log
         self._phase("prepare")
+        with context.db.read() as session:
+            self._run = runs.get(session, context.run_id)
         device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
         folder = self._find(recipe.model)
         batches = self._batches(folder)
-        self._policy: Policy = load_policy(folder, recipe, device)
+        self._policy = self._load(folder, device)
         self._prepared: Prepared = prepare(recipe, context.settings, self._policy.tokenizer, pool)
         look_length = (recipe.looks.max_completion_length if recipe.looks else None) or recipe.max_completion_length
         longest = recipe.max_prompt_length + max(recipe.max_completion_length, look_length)
@@ -102,6 +103,7 @@ class _Training:
             params=greedy,
             rule=frozen.rule,
             key=frozen.key,
+            begins_at=self._run.parent_step or 0,
         )
         self._steps = StepRunner(
             context,
@@ -120,10 +122,15 @@ class _Training:
 
     def run(self) -> Outcome:
         self._resume()
-        ended = self._base() or self._owed_look()
-        while ended is None and self._progress.step < self._recipe.max_steps:
-            ended = self._step(self._progress.step + 1)
-        return self._end(ended or Outcome("succeeded", f"{self._recipe.max_steps} steps finished"))
+        try:
+            # The attempt that finished a step may have been killed before what follows it: that comes before the next.
+            ended = self._base() or self._after(self._progress.step)
+            while ended is None:
+                ended = self._step(self._progress.step + 1)
+        except NonFiniteLogitsError as problem:
+            message = f"after step {self._progress.step}: {problem} (a lower learning_rate usually helps)"
+            raise UserError("nonfinite_logits", message) from problem
+        return self._end(ended)
 
     def _base(self) -> Outcome | None:
         """Keep the start weights and freeze the base model's answers. No step is taken before both are complete."""
@@ -133,36 +140,29 @@ class _Training:
             self._save(self._progress.step)
         return None if self._looks.ask_base(self._hash) else self._requested()
 
-    def _owed_look(self) -> Outcome | None:
-        """An attempt may have ended between a checkpoint and its look: the look is owed before the next step."""
-        return self._look(self._progress.step) if self._looks.missing(self._progress.step) else None
-
     def _step(self, step: int) -> Outcome | None:
-        result = self._steps.run(step, updates_before=self._progress.updates)
+        result = self._steps.run(step)
         if result is None:
             return self._requested()
         self._progress.step = step
-        self._progress.updates += self._recipe.updates_per_step
         self._progress.nonfinite = result.nonfinite_in_a_row(self._progress.nonfinite)
-        if self._progress.nonfinite >= self._recipe.nonfinite_limit:
-            return self._nonfinite_end()
         if step % self._recipe.save.every == 0 or step == self._recipe.max_steps:
             self._save(step)
-        if self._looks.due(step):
-            ended = self._look(step)
-            if ended is not None:
-                return ended
-        return self._requested() or self._own_stop()
+        return self._after(step)
 
-    def _look(self, step: int) -> Outcome | None:
-        result: LookResult | None = self._looks.look(step, self._hash())
-        if result is None:
+    def _after(self, step: int) -> Outcome | None:
+        """What follows a finished step and its checkpoint: its look, and whatever ends the run there."""
+        if self._progress.nonfinite >= self._recipe.nonfinite_limit:
+            return self._nonfinite_end()
+        if self._looks.missing(step) and not self._looks.look(step, self._hash()):
             return self._requested()
-        if result.stop:
+        if self._looks.stop_decided():
             return Outcome("damage_stopped", f"the damage rule decided at step {step}")
-        return None
+        return self._own_end(step) or self._requested()
 
-    def _own_stop(self) -> Outcome | None:
+    def _own_end(self, step: int) -> Outcome | None:
+        if step >= self._recipe.max_steps:
+            return Outcome("succeeded", f"{self._recipe.max_steps} steps finished")
         stop = self._recipe.stop
         if stop is None:
             return None
@@ -199,18 +199,37 @@ class _Training:
         context = self._context
         with context.db.fenced(context.fence) as session:
             row = checkpoint_rows.latest(session, context.run_id)
-            run = runs.get(session, context.run_id)
             metrics.supersede_after(session, context.fence, row.step if row else -1)
             evaluations.discard_unfinished(session, context.fence)
-        checkpoints.remove_leftovers(context.settings.run_dir(context.run_id) / "checkpoints")
+            kept = checkpoint_rows.list_(session, context.run_id, superseded=True)
+        folders = context.settings.run_dir(context.run_id) / "checkpoints"
+        checkpoints.remove_leftovers(folders, keep={Path(one.path).name for one in kept})
         if row is not None:
             self._restore(context.settings.home / row.path, row.step, with_optimizer=row.has_optimizer)
             self._saved_step = row.step
-        elif run.parent_id is not None and run.parent_step is not None:
-            folder = self._find(f"run:{run.parent_id}/step-{run.parent_step}")
-            self._restore(folder, run.parent_step, with_optimizer=(folder / checkpoints.OPTIMIZER).is_file())
+        elif self._run.parent_id is not None and self._run.parent_step is not None:
+            self._fork(self._run.parent_id, self._run.parent_step)
         with context.db.fenced(context.fence) as session:
             queue.runner_started(session, context.fence, resumed_from_step=self._progress.step if row else None)
+
+    def _fork(self, parent_id: str, step: int) -> None:
+        """Begin with a parent's weights, moments and step; its hours and its skipped updates stay its own."""
+        if step >= self._recipe.max_steps:
+            raise UserError(
+                "nothing_left",
+                f"the fork begins at step {step} and max_steps is {self._recipe.max_steps}: no step is left to take; "
+                f"raise max_steps above {step}, or fork from an earlier step",
+            )
+        folder = self._find(f"run:{parent_id}/step-{step}")
+        try:
+            self._restore(folder, step, with_optimizer=(folder / checkpoints.OPTIMIZER).is_file())
+        except ValueError as problem:
+            raise UserError(
+                "optimizer_differs",
+                f"the parent's optimizer state does not fit optimizer {self._recipe.optimizer.name}: {problem}; keep the "
+                "parent's optimizer, or start a new run with that checkpoint as its model",
+            ) from problem
+        self._progress = _Progress(step)
 
     def _restore(self, folder: Path, step: int, *, with_optimizer: bool) -> None:
         checkpoints.verify_checkpoint(folder)
@@ -223,7 +242,7 @@ class _Training:
         if step > 0:
             self._policy.restore(folder)
             state = checkpoints.read_trainer_state(folder)
-            self._progress = _Progress(step, state["updates"], state["nonfinite"], state["worked_s"])
+            self._progress = _Progress(step, state["nonfinite"], state["worked_s"])
             # The version of the weights is the number of steps that made them, in every attempt.
             self._engine.update_weights(step)
         self._log.info("continuing from the checkpoint of step %d", step)
@@ -254,14 +273,15 @@ class _Training:
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """Apply ``save.keep``: the newest so many stay, and always step 0 and the best look's."""
+        """Apply ``save.keep``: the newest so many stay, and always step 0, the best look's and what another run names."""
         keep, context = self._recipe.save.keep, self._context
         if keep == "all":
             return
         with context.db.fenced(context.fence) as session:
             rows = checkpoint_rows.list_(session, context.run_id)
             best = checkpoint_rows.best(session, context.run_id)
-            doomed = [row for row in rows[:-keep] if row.step != 0 and (best is None or row.id != best.id)]
+            spared = {0, *checkpoint_rows.steps_in_use(session, context.run_id)} | ({best.step} if best else set())
+            doomed = [row for row in rows[:-keep] if row.step not in spared]
             for row in doomed:
                 checkpoint_rows.mark_deleted(session, row.id)
         for row in doomed:
@@ -275,6 +295,12 @@ class _Training:
         except PlanError as problem:
             raise UserError("unplannable_model", str(problem)) from problem
         return train_batches(self._recipe, facts, budget_bytes(self._recipe, card))
+
+    def _load(self, folder: Path, device: torch.device) -> Policy:
+        try:
+            return load_policy(folder, self._recipe, device)
+        except ModelError as problem:
+            raise UserError("unusable_model", str(problem)) from problem
 
     def _open_engine(self, longest: int, batch_tokens: int) -> TransformersEngine:
         """Serve sequences of up to ``longest`` tokens; a model with fewer positions cannot run this recipe."""

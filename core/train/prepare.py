@@ -14,6 +14,7 @@ from core.recipes import TrainRecipe
 from core.settings import Settings
 from core.tasks.items import Item, ItemError, ItemSet
 from core.tasks.pool import VerifierPool
+from core.tasks.rewards import check_terms
 from core.tasks.sources import load_items, load_suite_items
 from core.tasks.splits import PromptSampler, Split, check_overlap, split_holdout
 from core.tasks.verifiers.gold import check_golds
@@ -56,7 +57,9 @@ def _prepare(
         _all_fit(name, suite, renderer, recipe.max_prompt_length)
     sampler = PromptSampler(len(train), recipe.seed)
     warnings = [*_overlap_warnings(train, suites), *_removal_warnings(split, long_ids, recipe.max_prompt_length)]
-    check_golds(_asked(train, sampler, recipe), pool)
+    asked = _asked(train, sampler, recipe)
+    check_terms(recipe.rewards, asked)
+    check_golds(asked, pool)
     for suite in suites.values():
         check_golds(suite, pool)
     return Prepared(train, split.heldout, suites, sampler, renderer, tuple(warnings))

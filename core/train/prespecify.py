@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from core.damage.observations import RuleError
 from core.damage.rules import Rule, frozen, make_rule, rule_from_frozen
-from core.jobs import RunContext
+from core.jobs import RunContext, UserError
 from core.prespec.canonical import canonical_bytes, decimals_as_strings
 from core.prespec.chain import claimed_text
 from core.prespec.document import automatic_document, draw_key, freeze_hash
@@ -36,12 +36,13 @@ class Frozen:
     key: bytes
 
 
-def planned_looks(recipe: TrainRecipe) -> int:
-    """T: one look every ``looks.every`` steps and one at the last step."""
-    return len(look_steps(recipe.max_steps, recipe.looks.every)) if recipe.looks else 0
+def steps_of_looks(recipe: TrainRecipe, begins_at: int = 0) -> list[int]:
+    """Steps with a look: every ``looks.every`` and the last, a fork's only after the step it begins at. T is their number."""
+    steps = look_steps(recipe.max_steps, recipe.looks.every) if recipe.looks else []
+    return [step for step in steps if step > begins_at]
 
 
-def rule_of(recipe: TrainRecipe, n_pool: int) -> Rule | None:
+def rule_of(recipe: TrainRecipe, n_pool: int, begins_at: int = 0) -> Rule | None:
     """Build the rule that the recipe's damage stop asks for over a pool of ``n_pool`` items.
 
     Raises :class:`RecipeError` naming the field when the rule could never work.
@@ -52,7 +53,7 @@ def rule_of(recipe: TrainRecipe, n_pool: int) -> Rule | None:
     if recipe.damage_stop.rule != THRESHOLD:
         spec = {name: value for name, value in spec.items() if name not in {"points", "consecutive"}}
     try:
-        return make_rule(spec, n_pool, planned_looks(recipe))
+        return make_rule(spec, n_pool, len(steps_of_looks(recipe, begins_at)))
     except RuleError as problem:
         raise RecipeError(problem.param, problem.message, problem.hint) from problem
 
@@ -62,9 +63,11 @@ def known_pool(recipe: TrainRecipe) -> int | None:
     return stop_pool(recipe, recipe.looks) if recipe.looks else 0
 
 
-def document_of(recipe: TrainRecipe, *, n_pool: int, run_of_family: int | None, at: float) -> dict[str, Any]:
+def document_of(
+    recipe: TrainRecipe, *, n_pool: int, run_of_family: int | None, at: float, begins_at: int = 0
+) -> dict[str, Any]:
     """Return the automatic document of a recipe; raises :class:`RecipeError` when its damage stop could never work."""
-    rule = rule_of(recipe, n_pool)
+    rule = rule_of(recipe, n_pool, begins_at)
     facts = {
         "recipe_hash": recipe_hash(recipe),
         "family_hash": family_hash(recipe),
@@ -77,7 +80,9 @@ def document_of(recipe: TrainRecipe, *, n_pool: int, run_of_family: int | None, 
 
 def freeze_automatic(session: Session, run: Run, recipe: TrainRecipe, n_pool: int) -> Prespecification:
     """Freeze the automatic document of ``run`` and tie the two together. The time is the database's."""
-    document = document_of(recipe, n_pool=n_pool, run_of_family=run.run_of_family, at=now(session))
+    document = document_of(
+        recipe, n_pool=n_pool, run_of_family=run.run_of_family, at=now(session), begins_at=run.parent_step or 0
+    )
     return prespecs.freeze(
         session,
         document=document,
@@ -90,7 +95,10 @@ def freeze_automatic(session: Session, run: Run, recipe: TrainRecipe, n_pool: in
 
 
 def load_or_freeze(context: RunContext, recipe: TrainRecipe, suites: dict[str, ItemSet]) -> Frozen:
-    """Return what was frozen for the run, freezing it now where the api could not, and amend it once with data hashes."""
+    """Return what was frozen for the run, freezing it now where the api could not, and amend it once with data hashes.
+
+    Raises :class:`UserError` when a suite's items are no longer those that an earlier attempt found.
+    """
     pool = len(next(iter(suites.values()))) if suites else 0
     with context.db.fenced(context.fence) as session:
         run = runs.get(session, context.run_id)
@@ -99,10 +107,23 @@ def load_or_freeze(context: RunContext, recipe: TrainRecipe, suites: dict[str, I
         else:
             row = prespecs.get(session, run.prespecification_id)
         key = draw_key(row.hash)
-        if not any(amendment["payload"].get("kind") == "environment" for amendment in row.amendments):
+        found = [one["payload"] for one in row.amendments if one["payload"].get("kind") == "environment"]
+        if found:
+            _check_unchanged(found[0], suites)
+        else:
             prespecs.amend(session, row.id, _environment(context, suites, key))
     stated = row.document["analysis"]["rule"]
     return Frozen(rule_from_frozen(stated) if isinstance(stated, dict) else None, key)
+
+
+def _check_unchanged(found: dict[str, Any], suites: dict[str, ItemSet]) -> None:
+    changed = [name for name, items in suites.items() if found["suites"].get(name, {}).get("sha256") != items.sha256]
+    if changed:
+        raise UserError(
+            "data_changed",
+            f"the items of {', '.join(changed)} are not those that this run began with, so its looks could not be compared; "
+            "put the data back as it was, or post the recipe anew",
+        )
 
 
 def _environment(context: RunContext, suites: dict[str, ItemSet], key: bytes) -> dict[str, Any]:

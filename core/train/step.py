@@ -73,7 +73,7 @@ class StepRunner:
         self._objective = objective_of(recipe.algorithm)
         self._rewards = RewardSpec(recipe.rewards, seed=recipe.seed)
 
-    def run(self, step: int, *, updates_before: int) -> StepResult | None:
+    def run(self, step: int) -> StepResult | None:
         """Run one step and record it; None when it was asked to end before the weights changed."""
         began = monotonic()
         samples = self._sample(step)
@@ -83,12 +83,12 @@ class StepRunner:
             self._recipe.algorithm,
             [sample.reward.total for sample in samples],
             [sample.group for sample in samples],
-            [len(sample.completion.token_ids) for sample in samples],
+            [len(sample.completion.token_ids) if self._in_loss(sample) else 0 for sample in samples],
         )
         sequences = self._sequences(samples, advantage)
-        results, logp = self._update(sequences, updates_before)
+        results, logp = self._update(sequences, step)
         self._engine.update_weights(step)
-        values = self._curves(samples, results, logp, updates_before)
+        values = self._curves(samples, results, logp, step)
         values |= _resources(self._policy.device)
         tokens = sum(len(sample.completion.token_ids) for sample in samples)
         took = monotonic() - began
@@ -112,21 +112,21 @@ class StepRunner:
             ),
         )
 
+    def _in_loss(self, sample: Sample) -> bool:
+        return not (self._recipe.algorithm.mask_truncated and sample.truncated)
+
     def _sequences(self, samples: Sequence[Sample], advantage: AdvantageResult) -> list[TrainSequence]:
-        masked = self._recipe.algorithm.mask_truncated
         return [
             TrainSequence(
                 sample.prompt.token_ids,
                 sample.completion.token_ids,
                 float(advantage.advantages_B[place]),
-                counts=bool(advantage.valid_B[place]) and not (masked and sample.truncated),
+                counts=bool(advantage.valid_B[place]) and self._in_loss(sample),
             )
             for place, sample in enumerate(samples)
         ]
 
-    def _update(
-        self, sequences: Sequence[TrainSequence], updates_before: int
-    ) -> tuple[list[UpdateResult], list[Tensor]]:
+    def _update(self, sequences: Sequence[TrainSequence], step: int) -> tuple[list[UpdateResult], list[Tensor]]:
         """Take the step's updates; also return each sequence's log-probs [T] at the rollout's weights."""
         recipe, policy = self._recipe, self._policy
         per_update = recipe.prompts_per_update * recipe.num_generations
@@ -149,7 +149,7 @@ class StepRunner:
                         part,
                         batches[place],
                         objective=self._objective,
-                        lr=self._learning_rate(updates_before + place + 1),
+                        lr=self._learning_rate(step, place),
                         max_grad_norm=recipe.max_grad_norm,
                         old_logp=None if once or whole is None else whole[place],
                         ref_logp=reference[place],
@@ -165,18 +165,19 @@ class StepRunner:
         plan = plan_micro_batches([sequence.tokens for sequence in part], self._micro_batch_tokens)
         return build_micro_batches(part, plan, self._policy.device)
 
-    def _learning_rate(self, number: int) -> float:
+    def _learning_rate(self, step: int, place: int) -> float:
+        """The rate of a step's update at ``place``, from 0. Its number follows from the step, skipped updates included."""
         recipe = self._recipe
         return learning_rate(
             recipe.lr_schedule,
             recipe.learning_rate,
-            number,
+            (step - 1) * recipe.updates_per_step + place + 1,
             total=recipe.max_steps * recipe.updates_per_step,
             warmup=recipe.warmup_updates,
         )
 
     def _curves(
-        self, samples: Sequence[Sample], results: Sequence[UpdateResult], logp: Sequence[Tensor], updates_before: int
+        self, samples: Sequence[Sample], results: Sequence[UpdateResult], logp: Sequence[Tensor], step: int
     ) -> dict[str, float]:
         facts = [
             SampleFacts(
@@ -194,7 +195,7 @@ class StepRunner:
         values = reward_curves(facts) | completion_curves(facts)
         values |= {
             "loss": fmean(result.loss for result in results),
-            "lr": self._learning_rate(updates_before + len(results)),
+            "lr": self._learning_rate(step, len(results) - 1),
             "weights/changed_share": self._policy.changed_share(),
             "updates/skipped": float(sum(not step.applied for step in steps) + len(results) - len(steps)),
             "sampling/logp_gap": _logp_gap(samples, logp),

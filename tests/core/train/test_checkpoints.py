@@ -44,8 +44,15 @@ def test_a_failure_while_writing_leaves_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         write(tmp_path / "step-4", save_model=fail)
     assert not (tmp_path / "step-4").exists()
-    checkpoints.remove_leftovers(tmp_path)
+    checkpoints.remove_leftovers(tmp_path, keep=())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_no_row_is_a_leftover_even_when_complete(tmp_path: Path) -> None:
+    write(tmp_path / "step-2")
+    write(tmp_path / "step-4")
+    checkpoints.remove_leftovers(tmp_path, keep={"step-2"})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-2"]
 
 
 @pytest.mark.parametrize("damage", ["change", "shorten", "remove", "unfinished"])

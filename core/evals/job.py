@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from sqlalchemy.orm import Session
 
-from core.engines.base import EngineError
+from core.engines.base import EngineError, NonFiniteLogitsError
 from core.engines.models import ModelError, load_model, load_tokenizer, stop_token_ids, text_decoder
 from core.engines.references import ModelSource, find_checkpoint, find_model
 from core.engines.transformers_engine import TransformersEngine
@@ -55,13 +55,19 @@ def _run(context: RunContext, recipe: EvalRecipe, pool: VerifierPool) -> Outcome
         evaluations.discard_unfinished(session, context.fence)
         runs.progress(session, context.fence, phase="prepare", done=None, total=None, unit=None)
     try:
-        plan = _plan(context, recipe)
-        for suite in plan.suites:
-            check_golds(suite.items, pool)
+        return _ask_all(context, recipe, pool)
     except ItemError as problem:
         raise UserError("unusable_data", str(problem)) from problem
     except ModelError as problem:
         raise UserError("unknown_model", str(problem)) from problem
+    except NonFiniteLogitsError as problem:
+        raise UserError("nonfinite_logits", str(problem)) from problem
+
+
+def _ask_all(context: RunContext, recipe: EvalRecipe, pool: VerifierPool) -> Outcome:
+    plan = _plan(context, recipe)
+    for suite in plan.suites:
+        check_golds(suite.items, pool)
     for source in plan.models:
         ended = _evaluate_model(context, recipe, plan, source, pool)
         if ended is not None:
@@ -123,9 +129,15 @@ def _evaluate_model(
     with context.db.read() as session:
         rows = evaluations.list_for_run(session, context.run_id)
     done = {
-        (row.model_ref, row.suite, row.samples, row.params["temperature"]) for row in rows if row.status == "finished"
+        (row.model_ref, row.suite, row.dataset_hash, row.samples, row.params["temperature"], row.params["top_p"])
+        for row in rows
+        if row.status == "finished"
     }
-    left = [s for s in plan.suites if (source.reference, s.name, s.samples, s.params.temperature) not in done]
+    left = [
+        s
+        for s in plan.suites
+        if (source.reference, s.name, s.items.sha256, s.samples, s.params.temperature, s.params.top_p) not in done
+    ]
     if not left:
         return None
     evaluator, stops = _open(context, recipe, plan, source, pool)
@@ -159,7 +171,10 @@ def _open(
     context: RunContext, recipe: EvalRecipe, plan: _Plan, source: ModelSource, pool: VerifierPool
 ) -> tuple[Evaluator, tuple[int, ...]]:
     device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
-    model = load_model(source.folder, torch.float32 if recipe.dtype == "float32" else torch.bfloat16, device)
+    try:
+        model = load_model(source.folder, torch.float32 if recipe.dtype == "float32" else torch.bfloat16, device)
+    except ModelError as problem:
+        raise UserError("unusable_model", str(problem)) from problem
     tokenizer = load_tokenizer(source.folder)
     longest = recipe.max_prompt_length + recipe.max_completion_length
     try:

@@ -114,7 +114,7 @@ class Evaluator:
             )
 
     def _progress(self, session: Session, asked: Asked, done: int) -> None:
-        phase = f"{asked.purpose}: {asked.suite}"
+        phase = f"{asked.purpose}: {asked.suite}"[: runs.PHASE_LENGTH]
         runs.progress(session, self.context.fence, phase=phase, done=done, total=len(asked.items), unit="items")
 
     def close(self, session: Session, answered: Answered) -> None:

@@ -12,11 +12,18 @@ from core.tasks.verifiers.verdict import Outcome
 
 
 def check_golds(items: Iterable[Item], pool: VerifierPool) -> None:
-    """Raise :class:`ItemError` naming the items whose reference answer is not graded correct as an answer."""
+    """Raise :class:`ItemError` naming the items whose reference answer is not graded correct as an answer.
+
+    When an answer could not be judged because the machinery failed, nothing is known of the data: RuntimeError.
+    """
     jobs = [Job(item, _stated(item)) for item in items]
+    verdicts = pool.grade(jobs)
+    for job, verdict in zip(jobs, verdicts, strict=True):
+        if verdict.verdict is Outcome.INFRA_ERROR:
+            raise RuntimeError(f"the reference answer of item {job.item.id} could not be judged: {verdict.reason}")
     failed = [
         (job.item, verdict.reason)
-        for job, verdict in zip(jobs, pool.grade(jobs), strict=True)
+        for job, verdict in zip(jobs, verdicts, strict=True)
         if verdict.verdict is not Outcome.CORRECT
     ]
     if failed:

@@ -8,7 +8,8 @@ import pytest
 
 from core.evals.job import run_evaluation
 from core.jobs import UserError
-from core.store import evaluations
+from core.store import evaluations, runs
+from core.store.models import Run
 from core.tasks.pool import VerifierPool
 from core.train.loop import run_training
 from tests.core.train.service import ScriptedControl, Service
@@ -106,3 +107,33 @@ def test_a_checkpoint_that_is_not_there_is_named(
     with pytest.raises(UserError, match="checkpoints of steps 0, 2"):
         run_evaluation(context, pool)
     service.lost(context)
+
+
+def test_two_blocks_of_one_suite_are_both_asked_whatever_came_between(trained, pool) -> None:
+    service, _ = trained
+    eval_id = service.post_recipe(recipe(suites=[SUITE, {**SUITE, "items": 5}]))
+    first = service.attempt(eval_id, ScriptedControl(lambda question: "drain" if question > 1 else None))
+    assert run_evaluation(first, pool).state == "interrupted"
+    service.lost(first)
+    context = service.attempt(eval_id)
+    service.finish(context, run_evaluation(context, pool))
+    with service.db.read() as session:
+        rows = evaluations.list_for_run(session, eval_id)
+    assert [(row.n_items, row.status) for row in rows] == [(6, "finished"), (5, "finished")]
+
+
+def test_a_long_suite_name_fits_the_phase_column(trained, pool, monkeypatch) -> None:
+    service, _ = trained
+    phases = []
+    real = runs.progress
+    monkeypatch.setattr(
+        runs, "progress", lambda *given, phase, **more: (phases.append(phase), real(*given, phase=phase, **more))
+    )
+    context = service.attempt(
+        service.post_recipe(
+            recipe(suites=[{**SUITE, "suite": "reasoning_gym:simple_equations", "options": {"size": 6}}])
+        )
+    )
+    service.finish(context, run_evaluation(context, pool))
+    assert "eval: reasoning_gym:simple_equat" in phases
+    assert max(map(len, phases)) <= Run.__table__.c.phase.type.length

@@ -41,6 +41,7 @@ def test_data_with_answers_runs(dataset: str, train: dict[str, Any]) -> None:
         ({"regrounding": {"m": 10, "n": 10}}, "regrounding"),
         ({"linearity": "live"}, "linearity"),
         ({"algorithm": {"importance_correction": "truncate"}}, "algorithm.importance_correction.mode"),
+        ({"algorithm": {"kl": {"coef": 0.1, "in_reward": True}}}, "algorithm.kl.in_reward"),
         ({"data": {"dataset": "mbpp", "holdout": 20}}, "rewards.code"),
         ({"looks": {"every": 10, "suites": ["holdout", "ifeval"]}}, "looks.suites.1"),
         ({"looks": {"every": 10, "suites": ["file:mine.jsonl"]}}, "looks.suites.0"),

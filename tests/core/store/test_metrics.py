@@ -261,7 +261,8 @@ def test_marks_name_looks_checkpoints_resumes_jumps_and_skips(db: Database, held
         checkpoints.add(
             session, held.fence, step=10, path="p", sha256=SHA, files={}, bytes=1, has_optimizer=True, provenance={}
         )  # fmt: skip
-        events.append(session, held.run_id, "skip", {"step": 4, "why": "nan"}, 1)
+        events.append(session, held.run_id, "update_skipped", {"step": 4, "why": "inf"}, 1)
+        events.append(session, held.run_id, "update_skipped", {"step": 4, "why": "nan"}, 1)
         events.append(session, held.run_id, "jump", {"step": 12, "n": 20}, 1)
     second = _second_attempt(db, held, claim, 10)
     with db.fenced(second.fence) as session:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import insert, select, update
 
-from core.store import checkpoints, events, metrics, queue, runs
+from core.store import checkpoints, evaluations, events, metrics, queue, runs
 from core.store.database import Database, Fence, now
 from core.store.errors import IllegalTransition, StaleAttempt
 from core.store.models import Attempt, Metric, Outbox, Run
@@ -245,6 +245,32 @@ def test_a_new_checkpoint_starts_the_count_anew(db: Database, make_run, claim) -
             states.append(queue.interrupt(session, taken.fence, reason="lost").state)
     # failures in a row: 1, 0 (step 10), 1, 0 (step 20), 1 (20 again is not new), 2
     assert states == ["queued"] * 5 + ["failed"]
+
+
+def test_an_evaluation_that_no_attempt_repeats_starts_the_count_anew(db: Database, make_run, claim) -> None:
+    make_run(max_attempts=2)
+    states = []
+    for purpose in (None, "eval", None, "look", None):
+        taken = claim()
+        with db.fenced(taken.fence) as session:
+            if purpose is not None:
+                one = evaluations.start(
+                    session, taken.fence, step=None, purpose=purpose, model_ref="m", suite="s", mode="greedy", n_items=1
+                )
+                evaluations.finish(session, taken.fence, one, accuracy=1.0)
+            states.append(queue.interrupt(session, taken.fence, reason="lost").state)
+        if states[-1] == "failed":
+            break
+    # failures in a row: 1, 0 (an eval run's evaluation), 1, 2 (a look is asked again by whoever replays its step)
+    assert states == ["queued"] * 3 + ["failed"]
+
+
+def test_a_run_cancelled_while_it_was_letting_go_is_cancelled(db: Database, held: queue.Claim) -> None:
+    with db.write() as session:
+        runs.request_pause(session, held.run_id)
+        runs.request_cancel(session, held.run_id)
+    with db.fenced(held.fence) as session:
+        assert queue.pause_done(session, held.fence).state == "cancelled"
 
 
 def test_a_drain_uses_up_no_attempt(db: Database, make_run, claim) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -167,3 +168,10 @@ def test_references_that_do_not_verify_refuse_the_data_by_name(pool):
 @pytest.mark.parametrize("name", ["aime24", "amc23", "math500"])
 def test_references_of_the_items_folder_verify(pool, name):
     check_golds(load_suite_items(name, Path(os.environ["DRIFTLINE_DATA"])), pool)
+
+
+def test_a_reference_that_nobody_could_judge_says_nothing_of_the_data(pool):
+    unjudged = replace(sum_of("5"), verifier="palm_reading")
+    with pytest.raises(RuntimeError, match="could not be judged") as failed:
+        check_golds([sum_of("5"), unjudged], pool)
+    assert not isinstance(failed.value, ItemError)

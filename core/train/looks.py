@@ -60,7 +60,7 @@ class LookKeeper:
         if step not in self._steps:
             return False
         with self._context.db.read() as session:
-            done = {(row.step, row.suite) for row in looks.list_(session, self._context.run_id)}
+            done = {(row.step, row.suite) for row in looks.list_(session, self._context.run_id, whole=False)}
         return any((step, suite) not in done for suite in self._prepared.suites)
 
     def stop_decided(self) -> bool:
@@ -74,7 +74,7 @@ class LookKeeper:
     def accuracies(self) -> list[float]:
         """Held-out accuracies of the looks so far, oldest first."""
         with self._context.db.read() as session:
-            rows = looks.list_(session, self._context.run_id, suite=self._stop_suite)
+            rows = looks.list_(session, self._context.run_id, suite=self._stop_suite, whole=False)
         return [row.accuracy for row in rows if row.accuracy is not None]
 
     @property
@@ -139,7 +139,7 @@ class LookKeeper:
     def look(self, step: int, weights_sha256: str) -> bool:
         """Evaluate every suite at ``step`` and ask the rule; False when interrupted before all suites were done."""
         with self._context.db.read() as session:
-            done = {row.suite for row in looks.list_(session, self._context.run_id) if row.step == step}
+            done = {row.suite for row in looks.list_(session, self._context.run_id, whole=False) if row.step == step}
         return all(self._look_at(suite, step, weights_sha256) for suite in self._prepared.suites if suite not in done)
 
     def _look_at(self, suite: str, step: int, weights_sha256: str) -> bool:

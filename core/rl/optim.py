@@ -60,18 +60,33 @@ class MasterOptimizer(ABC):
         _check_number("weight_decay", weight_decay)
         self.lr = lr
         self.weight_decay = weight_decay
-        self.masters: dict[str, Tensor] = {name: _master(value) for name, value in self.parameters.items()}
-        self.moments: dict[str, dict[str, Tensor]] = {
-            moment: {name: torch.zeros_like(master) for name, master in self.masters.items()}
-            for moment in self._moment_names
-        }
+        self.masters, self.moments = self._new_state()
         self.steps: dict[str, Tensor] = {
             name: torch.zeros((), dtype=torch.float32, device=master.device) for name, master in self.masters.items()
         }
 
+    def _new_state(self) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
+        """Masters, and moments of 0, by parameter."""
+        masters = {name: _master(value) for name, value in self.parameters.items()}
+        moments = {
+            moment: {name: torch.zeros_like(master) for name, master in masters.items()}
+            for moment in self._moment_names
+        }
+        return masters, moments
+
     @abstractmethod
     def _update(self, name: str, grad: Tensor, lr: float) -> None:
         """Update one master from its gradient, which may be overwritten."""
+
+    def _apply(self, lr: float) -> None:
+        """Update every master that has a gradient, and its weight."""
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                continue
+            master = self.masters[name]
+            self._update(name, parameter.grad.to(master.dtype), lr)
+            if not _aliases(parameter, master):
+                parameter.copy_(master)
 
     @torch.no_grad()
     def step(self, lr: float | None = None, *, max_grad_norm: float | None = None) -> StepResult:
@@ -87,13 +102,7 @@ class MasterOptimizer(ABC):
         if not math.isfinite(norm):
             return StepResult(applied=False, grad_norm=norm, clip_scale=1.0, lr=lr, nonfinite=self._nonfinite())
         scale = self.clip_(max_grad_norm, norm) if max_grad_norm is not None else 1.0
-        for name, parameter in self.parameters.items():
-            if parameter.grad is None:
-                continue
-            master = self.masters[name]
-            self._update(name, parameter.grad.to(master.dtype), lr)
-            if not _aliases(parameter, master):
-                parameter.copy_(master)
+        self._apply(lr)
         return StepResult(applied=True, grad_norm=norm, clip_scale=scale, lr=lr)
 
     @torch.no_grad()
@@ -298,7 +307,7 @@ def _master(parameter: Tensor) -> Tensor:
 
 
 def _aliases(parameter: Tensor, master: Tensor) -> bool:
-    return parameter.dtype == master.dtype
+    return parameter.dtype == master.dtype and parameter.device == master.device
 
 
 def _square_sum(grad: Tensor) -> Tensor:

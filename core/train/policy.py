@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.engines.models import WEIGHTS_FILE, body_and_head, load_model, load_tokenizer, save_model, weights_sha256
 from core.recipes import TrainRecipe
+from core.rl.offload import OffloadedAdamW
 from core.rl.optim import SGD, AdamW, MasterOptimizer, changed_share
 from core.train import checkpoints
 from core.train.lean import make_lean
@@ -113,7 +114,8 @@ def _optimizer(model: PreTrainedModel, recipe: TrainRecipe) -> MasterOptimizer:
     named = list(model.named_parameters())
     if recipe.optimizer.name == "sgd":
         return SGD(named, lr=recipe.learning_rate, momentum=recipe.optimizer.momentum, weight_decay=recipe.weight_decay)
-    return AdamW(
+    kind = OffloadedAdamW if recipe.optimizer.name == "adamw_offload" else AdamW
+    return kind(
         named,
         lr=recipe.learning_rate,
         betas=(recipe.adam_beta1, recipe.adam_beta2),

@@ -5,9 +5,10 @@ Run ``python -m bench.trainer --out FOLDER`` on the card's machine; parts by nam
 """
 
 import argparse
+import copy
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench import measure, workload
+from bench import measure, updates, workload
 
 TOKENS = (2048, 8192, 16_384)
 CHUNKS = (512, 1024)
@@ -55,25 +56,32 @@ def _against_floor(tokens: int, figures: dict[str, measure.Figure]) -> None:
         )
 
 
-def agreement(model: workload.PreTrainedModel) -> dict[str, float]:
-    """Distance of our gradients and of the bf16 autograd ones from those of fp32 logits, over all weights."""
-    case = workload.build_case(model, 2048)
+def exactness() -> dict[str, object]:
+    """Distance of each bf16 way's loss and gradients from those of the same weights in fp32 throughout."""
+    model = workload.build_model()
+    case = workload.build_case(model, 1024)
 
-    def gradients(variant: workload.Variant) -> tuple[float, list[torch.Tensor]]:
-        for parameter in model.parameters():
-            parameter.grad.zero_()
+    def gradients(variant: workload.Variant, case: workload.Case) -> tuple[float, list[torch.Tensor]]:
+        for parameter in case.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
         loss = float(variant(case))
-        return loss, [parameter.grad.clone() for parameter in model.parameters()]
+        return loss, [parameter.grad.clone() for parameter in case.model.parameters()]
 
-    loss, exact = gradients(workload.full_logits)
-    found = {}
-    ours = {"ours, eager layers": workload.chunked(1024), "ours": workload.lean(workload.chunked(1024))}
-    for name, variant in {**ours, "selective": workload.selective}.items():
-        other_loss, other = gradients(variant)
-        distance = sum(float((a.float() - b.float()).square().sum()) for a, b in zip(other, exact, strict=True))
-        size = sum(float(b.float().square().sum()) for b in exact)
-        found |= {f"{name} loss difference": other_loss - loss, f"{name} gradient distance": (distance / size) ** 0.5}
-    print(found)
+    exact_model = copy.deepcopy(model).float()
+    exact_loss, exact = gradients(workload.full_logits, replace(case, model=exact_model))
+    size = sum(float(value.square().sum()) for value in exact)
+    found: dict[str, object] = {}
+    ways = {
+        "full fp32 logits": workload.full_logits,
+        "selective bf16": workload.selective,
+        "ours, eager layers": workload.eager(workload.chunked(1024)),
+        "ours": workload.lean(workload.chunked(1024)),
+    }
+    for name, variant in ways.items():
+        loss, other = gradients(variant, case)
+        distance = sum(float((a.float() - b).square().sum()) for a, b in zip(other, exact, strict=True))
+        found[name] = {"loss_difference": loss - exact_loss, "relative_gradient_distance": (distance / size) ** 0.5}
+        print("against fp32:", name, found[name])
     return found
 
 
@@ -192,6 +200,9 @@ PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "kernels": kernels,
     "losses": losses,
     "recomputation": recomputation,
+    "exactness": exactness,
+    "step": updates.full_step,
+    "layouts": updates.layouts,
     "attention": attention,
     "profile": profile,
 }

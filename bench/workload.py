@@ -53,18 +53,19 @@ class Case:
 Variant = Callable[[Case], object]
 
 
-def build_model(shape: dict[str, object] = QWEN_1_5B, seed: int = 0) -> PreTrainedModel:
-    """The model in bfloat16 on the card, in training mode, every layer checkpointed, gradient buffers in place."""
+def build_model(*, gradients: bool = True, seed: int = 0) -> PreTrainedModel:
+    """The model in bfloat16 on the card, in training mode; with gradient buffers, or frozen."""
     torch.manual_seed(seed)
     with torch.device("cuda"):
         default, _ = torch.get_default_dtype(), torch.set_default_dtype(torch.bfloat16)
         try:
-            model = Qwen2ForCausalLM(Qwen2Config(**shape, attn_implementation="sdpa"))
+            model = Qwen2ForCausalLM(Qwen2Config(**QWEN_1_5B, attn_implementation="sdpa"))
         finally:
             torch.set_default_dtype(default)
     model.tie_weights()
     for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.requires_grad_(gradients)
+        parameter.grad = torch.zeros_like(parameter) if gradients else None
     return model.train()
 
 

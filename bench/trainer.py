@@ -42,9 +42,7 @@ def losses() -> dict[str, object]:
         rows[str(tokens)] = measure.side_by_side({name: partial(variant, case) for name, variant in variants.items()})
         _against_floor(tokens, rows[str(tokens)])
     print(measure.table(rows))
-    return {tokens: {name: asdict(figure) for name, figure in figures.items()} for tokens, figures in rows.items()} | {
-        "agreement": agreement(model)
-    }
+    return {tokens: {name: asdict(figure) for name, figure in figures.items()} for tokens, figures in rows.items()}
 
 
 def _against_floor(tokens: int, figures: dict[str, measure.Figure]) -> None:

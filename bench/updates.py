@@ -13,7 +13,7 @@ import torch
 from bench import measure, workload
 from core.planning.checkpointing import activation_bytes, fewest_checkpointed_layers
 from core.recipes.catalogue import MODELS
-from core.rl import offload
+from core.rl import offload, packing
 from core.rl.objective import Objective
 from core.rl.offload import OffloadedAdamW
 from core.rl.optim import MasterOptimizer, StepResult
@@ -149,12 +149,22 @@ def layouts() -> dict[str, object]:
         ],
         "sorted by length": build_micro_batches(sequences, plan_micro_batches(totals, budget), DEVICE),
     }
+    chosen = packing.LAUNCH_BOUND_TOKENS
+    for bound in (6000, 8192, 12_000):
+        packing.LAUNCH_BOUND_TOKENS = bound
+        works[f"launch bound {bound}"] = build_micro_batches(sequences, plan_micro_batches(totals, budget), DEVICE)
+    packing.LAUNCH_BOUND_TOKENS = chosen
     found: dict[str, Any] = {"tokens": sum(totals), "longest": max(totals)}
     for name, batches in works.items():
         _update(model, optimizer, sequences, batches)
         spent = sorted(_update(model, optimizer, sequences, batches) for _ in range(3))[1]
         shape = sum(batch.input_ids_BS.numel() for batch in batches)
-        found[name] = {"seconds": spent, "tokens_per_s": sum(totals) / spent, "padded_tokens": shape}
+        found[name] = {
+            "micro_batches": len(batches),
+            "seconds": spent,
+            "tokens_per_s": sum(totals) / spent,
+            "padded_tokens": shape,
+        }
         print(name, found[name])
     found["speedup"] = found["padded to the longest"]["seconds"] / found["sorted by length"]["seconds"]
     print(f"sorted by length is {found['speedup']:.2f} x as fast")

@@ -4,6 +4,7 @@ import { drawChart, formatNumber } from "/web/chart.js";
 
 const FINAL = new Set(["succeeded", "damage_stopped", "failed", "cancelled"]);
 const POLL_MS = 4000;
+const FIRST = ["reward", "loss", "kl", "entropy", "completions/mean_length", "grad_norm"]; // then the others by name
 const HELDOUT = new Set(["heldout/accuracy", "heldout/delta"]);
 const TOKEN = "driftline-token"; // kept for this tab only
 const byId = (id) => document.getElementById(id);
@@ -35,14 +36,22 @@ function node(name, text, className) {
 const cell = (content, className) => { const made = node("td", undefined, className); made.append(content); return made; };
 const state = (name) => node("span", name.replaceAll("_", " "), `state state-${name}`);
 const time = (iso) => (iso ? iso.slice(0, 16).replace("T", " ") : "");
-const percent = (value) => (value === null || value === undefined ? "n/a" : `${(100 * value).toFixed(1)} %`);
-const points = (value) => (value === null || value === undefined ? "n/a" : `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)} points`);
+const percent = (value) => (value === null || value === undefined ? "n/a" : `${(100 * value).toFixed(1)}\u00a0%`); // a number and its unit stay on one line
+const points = (value) => (value === null || value === undefined ? "n/a" : `${value > 0 ? "+" : ""}${(100 * value).toFixed(1)}\u00a0points`);
+const share = (value) => `${Number((100 * value).toPrecision(3))} %`;
 const interval = (ci, write) => (ci && ci[0] !== null ? `[${write(ci[0])}, ${write(ci[1])}]` : "");
 
 function progressText(run) {
   const { done, total, unit, phase } = run.progress;
   const amount = total ? `${done ?? 0} of ${total} ${unit ?? ""}`.trim() : "";
   return [phase && !FINAL.has(run.state) ? phase : "", amount].filter(Boolean).join(": ");
+}
+
+// Narrow screens show rows as blocks, and a row without its display has no meaning to a screen reader unless it is said.
+function withRoles(row) {
+  row.setAttribute("role", "row");
+  for (const part of row.cells) part.setAttribute("role", "cell");
+  return row;
 }
 
 // ---- the list of runs -------------------------------------------------------------------------------------------
@@ -54,7 +63,7 @@ function runRow(run) {
   const first = cell(link, "wrap");
   first.append(node("span", ` ${run.kind} ${run.id}`, "quiet mono"));
   row.append(first, cell(state(run.state)), cell(progressText(run)), cell(run.model || "", "wrap"), cell(time(run.created_at)));
-  return row;
+  return withRoles(row);
 }
 
 async function showRuns(mine) {
@@ -65,6 +74,7 @@ async function showRuns(mine) {
   table.replaceChildren(...body.data.map(runRow));
   if (focused) table.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
   byId("runs-empty").hidden = body.data.length > 0;
+  byId("runs-table").hidden = body.data.length === 0;
   const more = byId("runs-more");
   more.hidden = !body.has_more;
   more.onclick = () => olderRuns(mine, body.next);
@@ -105,7 +115,7 @@ function header(run) {
   bar.setAttribute("aria-label", progressText(run) || "no progress yet");
   const error = byId("run-error");
   error.hidden = !run.error;
-  if (run.error) error.replaceChildren(node("strong", `${run.error.category ?? ""} error ${run.error.code ?? ""}`), node("p", run.error.message ?? ""), node("pre", (run.error.log_tail ?? []).toString()));
+  if (run.error) error.replaceChildren(node("strong", `${run.error.category ?? ""} error ${run.error.code ?? ""}`), node("p", run.error.message ?? ""), ...(run.error.log_tail ? [node("pre", run.error.log_tail)] : []));
 }
 
 function damage(status, looks) {
@@ -113,13 +123,14 @@ function damage(status, looks) {
   byId("damage-title").replaceChildren("Damage stop ", state(status.state));
   byId("damage-statement").textContent = status.statement;
   const { base, current, paired, evidence, rule } = status;
+  const statistic = evidence?.statistic?.replaceAll("_", "-") ?? "";
   facts(byId("damage-facts"), [
     ["Base accuracy", base ? `${percent(base.accuracy)} ${interval(base.ci, percent)}` : ""],
     ["Base against itself (noise floor)", base ? percent(base.noise_floor) : ""],
     ["Current accuracy", current ? `${percent(current.accuracy)} ${interval(current.ci, percent)}, step ${current.step}` : ""],
     ["Lost / gained", paired ? `${formatNumber(paired.lost)} / ${formatNumber(paired.gained)} of ${paired.n} items` : ""],
     ["Paired difference", paired ? `${points(paired.delta)} ${interval(paired.ci, points)}` : ""],
-    ["Evidence", evidence && evidence.value !== null ? `${evidence.statistic}: ${formatNumber(evidence.value)}, decides ${evidence.decides} ${formatNumber(evidence.threshold)}` : ""],
+    ["Evidence", evidence && evidence.value !== null ? `${statistic}: ${formatNumber(evidence.value)}, decides ${evidence.decides} ${formatNumber(evidence.threshold)}` : ""],
     ["Rule", rule ? `${rule.rule ?? rule.name ?? ""}, ${status.action ?? "no action"}` : "off"],
     ["Next look", status.next_look_at_step === null ? "" : `step ${status.next_look_at_step}`],
   ]);
@@ -127,16 +138,18 @@ function damage(status, looks) {
   const kind = status.confirmatory ? "confirmatory" : "exploratory";
   byId("damage-notes").textContent = [frozen, status.spec_hash ? kind : "", `Forgetting: ${status.forgetting}`].filter(Boolean).join(" · ");
   const own = looks.filter((look) => look.reference === "base");
+  for (const id of ["chart-delta", "chart-evidence"]) byId(id).hidden = own.length === 0;
+  if (own.length === 0) return;
   const note = (look) => `${formatNumber(look.lost)} lost, ${formatNumber(look.gained)} gained of ${look.n}`;
   drawChart(byId("chart-delta"), {
-    title: "Held-out accuracy at each look", help: "Greedy, 95 % interval; each look draws its own items, so neighbours differ by luck.", dots: true,
+    title: "Held-out accuracy at each look", help: "Greedy, 95 % interval; each look draws its own items, so neighbours differ by luck.", dots: true, write: share,
     points: own.map((look) => ({ x: look.step, y: look.accuracy, low: look.ci?.[0], high: look.ci?.[1], note: note(look) })),
     lines: base && base.accuracy !== null ? [{ y: base.accuracy, label: "base" }] : [],
     marks: own.map((look) => ({ kind: "look", step: look.step })),
   });
   const threshold = evidence && evidence.threshold;
   drawChart(byId("chart-evidence"), {
-    title: evidence ? `Evidence of damage: ${evidence.statistic}` : "Evidence of damage", help: "The frozen rule's statistic and the threshold it acts at.", dots: true,
+    title: statistic ? `Evidence of damage: ${statistic}` : "Evidence of damage", help: "The frozen rule's statistic and the threshold it acts at.", dots: true,
     points: own.filter((look) => look.statistic !== null).map((look) => ({ x: look.step, y: look.statistic, note: look.decided ? "decided" : "" })),
     lines: threshold ? [{ y: threshold, label: "threshold" }] : [], marks: own.map((look) => ({ kind: "look", step: look.step })),
   });
@@ -146,16 +159,25 @@ function lookRow(look) {
   const row = node("tr");
   const buttons = node("td");
   for (const flip of ["lost", "gained"]) {
-    const button = node("button", flip);
+    const button = node("button", `${formatNumber(look[flip])} ${flip}`, flip);
     button.type = "button";
-    button.setAttribute("aria-label", `${flip} items of the look at step ${look.step}`);
+    button.setAttribute("aria-label", `Show the items ${flip} at step ${look.step}: ${formatNumber(look[flip])} ${flip}`);
     button.onclick = () => showItems(look, flip, null);
     buttons.append(button, " ");
   }
   const limit = look.statistic === null ? "" : `${formatNumber(look.statistic)} / ${formatNumber(look.threshold)}${look.decided ? " decided" : ""}`;
-  row.append(cell(String(look.step)), cell(look.suite), cell(look.reference), cell(String(look.n)), cell(`${percent(look.accuracy)} ${interval(look.ci, percent)}`),
-    cell(formatNumber(look.lost), "lost"), cell(formatNumber(look.gained), "gained"), cell(limit), buttons);
-  return row;
+  row.append(cell(String(look.step)), cell(`${percent(look.accuracy)} ${interval(look.ci, percent)}`, "fold"), buttons, cell(limit, "fold"),
+    cell(`${look.n} of ${look.suite}, against ${look.reference}`, "wrap"));
+  return withRoles(row);
+}
+
+function looksTable(looks) {
+  byId("looks").hidden = looks.length === 0;
+  const table = byId("looks-table").tBodies[0];
+  const shown = looks.map((look) => look.id).join();
+  if (table.dataset.shown === shown) return; // nothing new: the reader's focus and place stay
+  table.dataset.shown = shown;
+  table.replaceChildren(...looks.toReversed().map(lookRow));
 }
 
 function itemEntry(item, flip) {
@@ -183,17 +205,62 @@ async function showItems(look, flip, cursor) {
 
 function curves(body) {
   const grid = byId("curves-grid");
-  const keys = Object.keys(body.curves).filter((key) => !HELDOUT.has(key));
+  const place = (key) => (FIRST.includes(key) ? FIRST.indexOf(key) : FIRST.length);
+  const keys = Object.keys(body.curves).filter((key) => !HELDOUT.has(key)).sort((a, b) => place(a) - place(b)); // stable, so by name
   byId("curves").hidden = keys.length === 0;
-  const reading = grid.contains(document.activeElement) || grid.matches(":hover"); // do not redraw under a reader's cursor
-  if (reading && grid.childElementCount === keys.length) return;
-  grid.replaceChildren(...keys.map((key) => {
-    const figure = node("figure");
+  const known = new Map([...grid.children].map((figure) => [figure.dataset.key, figure]));
+  if (keys.join() !== [...known.keys()].join()) grid.replaceChildren(...keys.map((key) => known.get(key) ?? emptyFigure(key)));
+  for (const figure of grid.children) {
+    const key = figure.dataset.key;
     const curve = body.curves[key];
     const thinned = curve.shown < curve.total ? ` Shown: ${curve.shown} of ${curve.total} points.` : "";
     drawChart(figure, { title: key, unit: curve.unit, help: curve.help + thinned, marks: body.marks, points: curve.points.map(([x, y, , bad]) => ({ x, y, bad })) });
-    return figure;
-  }));
+  }
+}
+
+function emptyFigure(key) {
+  const figure = node("figure");
+  figure.dataset.key = key;
+  return figure;
+}
+
+// ---- runs that evaluate or analyse ------------------------------------------------------------------------------
+
+function evaluationRow(evaluation) {
+  const asked = evaluation.mode === "greedy" ? "greedy" : `${evaluation.samples} samples`;
+  const result = evaluation.accuracy === null ? evaluation.status : `${percent(evaluation.accuracy)} ${interval(evaluation.ci, percent)}`;
+  const row = node("tr");
+  row.append(cell(`${evaluation.suite}, ${asked}`, "wrap"), cell(result, "fold"), cell(String(evaluation.n_items ?? "")), cell(percent(evaluation.truncated_share)),
+    cell(evaluation.model_ref ?? "", "wrap"));
+  return withRoles(row);
+}
+
+async function evaluations(mine, path) {
+  const { body } = await get(`${path}/evals?limit=200`);
+  if (mine !== view) return;
+  byId("evaluations").hidden = false;
+  byId("evaluations-empty").hidden = body.data.length > 0;
+  byId("evaluations-table").hidden = body.data.length === 0;
+  byId("evaluations-table").tBodies[0].replaceChildren(...body.data.map(evaluationRow));
+}
+
+function analysisEntry({ body: analysis }) {
+  const entry = node("details");
+  entry.dataset.id = analysis.id;
+  entry.open = true;
+  entry.append(node("summary", `${analysis.name} of run ${analysis.target_run_id ?? "?"}`), node("pre", JSON.stringify(analysis.result, null, 1)));
+  return entry;
+}
+
+async function analyses(mine, path) {
+  const { body } = await get(`${path}/analyses?limit=50`);
+  const list = byId("analyses-list");
+  const known = new Set([...list.children].map((entry) => entry.dataset.id)); // a result never changes, so it is read once
+  const fresh = await Promise.all(body.data.filter(({ id }) => !known.has(id)).map(({ id }) => get(`/analyses/${id}`)));
+  if (mine !== view) return;
+  byId("analyses").hidden = false;
+  byId("analyses-empty").hidden = body.data.length > 0;
+  list.append(...fresh.map(analysisEntry));
 }
 
 async function showRun(mine, id) {
@@ -205,11 +272,11 @@ async function showRun(mine, id) {
     const [status, looks, series] = await Promise.all([get(`${path}/damage-stop`), get(`${path}/looks?limit=200`), get(`${path}/curves?max_points=400`)]);
     if (mine !== view) return true;
     if (status.changed || byId("damage").hidden) damage(status.body, looks.body.data);
-    byId("looks").hidden = looks.body.data.length === 0;
-    const table = byId("looks-table").tBodies[0];
-    if (table.childElementCount !== looks.body.data.length) table.replaceChildren(...looks.body.data.map(lookRow));
+    looksTable(looks.body.data);
     curves(series.body);
   }
+  if (run.kind === "eval") await evaluations(mine, path);
+  if (run.kind === "analysis") await analyses(mine, path);
   return FINAL.has(run.state);
 }
 
@@ -232,12 +299,13 @@ function navigate() {
   view += 1;
   window.clearTimeout(timer);
   const id = location.hash.match(/^#\/runs\/([0-9a-f]+)$/)?.[1];
-  if (!id && location.hash && !location.hash.startsWith("#/")) return poll(view, null); // the skip link
   byId("runs").hidden = Boolean(id);
   byId("run").hidden = !id;
-  for (const part of ["damage", "looks", "curves", "items"]) byId(part).hidden = true;
+  for (const part of ["damage", "looks", "curves", "items", "evaluations", "analyses", "run-error", "run-progress", "token-form"]) byId(part).hidden = true;
   for (const part of ["runs-table", "looks-table"]) byId(part).tBodies[0].replaceChildren();
-  byId("curves-grid").replaceChildren();
+  byId("looks-table").tBodies[0].dataset.shown = "";
+  for (const part of ["curves-grid", "analyses-list", "run-facts", "run-liveness"]) byId(part).replaceChildren();
+  byId("run-title").textContent = id ? `Run ${id}` : "";
   if (!id) document.title = "Driftline";
   byId("main").focus({ preventScroll: true });
   return poll(view, id);
@@ -248,6 +316,10 @@ byId("token-form").addEventListener("submit", (event) => {
   sessionStorage.setItem(TOKEN, byId("token").value.trim());
   byId("token-form").hidden = true;
   navigate();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the hash names the view
+  byId("main").focus();
 });
 window.addEventListener("hashchange", navigate);
 navigate();

@@ -1,16 +1,11 @@
 """A real api on a loopback port with SQLite in the test's folder and no worker; tests play the runner in the store."""
 
 import shutil
-import socket
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
-from fastapi import FastAPI
 
 from api.app import create_app
 from client.api import DriftlineClient
@@ -18,24 +13,13 @@ from core.settings import Settings
 from core.store.database import Database
 from core.store.migrations_api import migrate
 from tests.api.conftest import Builder, FinishedRun
-from tests.worker.waiting import wait_until
+from tests.serving import Served, serve
 
 NOBODY = "http://127.0.0.1:9"
 
 
 def settings_in(home: Path) -> Settings:
     return Settings(home=home, database_url=f"sqlite:///{home / 'driftline.db'}", broker_url="redis://127.0.0.1:1/0")
-
-
-@dataclass(frozen=True)
-class Served:
-    """An api that is served once for all tests; each test gives it a home of its own."""
-
-    app: FastAPI
-    url: str
-
-    def move_to(self, settings: Settings) -> None:
-        self.app.state.service = replace(self.app.state.service, settings=settings, db=Database(settings.database_url))
 
 
 @pytest.fixture(scope="session")
@@ -48,16 +32,8 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(empty_home: Path) -> Iterator[Served]:
-    app = create_app(settings_in(empty_home), sweep=False)
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    wait_until(lambda: server.started, what="the api to serve")
-    yield Served(app, f"http://127.0.0.1:{listener.getsockname()[1]}")
-    server.should_exit = True
-    thread.join(30)
-    listener.close()
+    with serve(create_app(settings_in(empty_home), sweep=False)) as made:
+        yield made
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from client.api import DriftlineClient
+from client.errors import ClientError
 from client.place import Server, read_server
 from tests.core.engines.conftest import make_llama, make_tokenizer
 
@@ -89,6 +90,17 @@ class Live:
             return connection.execute(query, values).fetchall()
         finally:
             connection.close()
+
+    def ready(self) -> None:
+        """Wait until api, database, broker and worker all answer again."""
+
+        def answers() -> bool:
+            try:
+                return bool(self.client.ready()["status"] == "ready")
+            except ClientError:
+                return False
+
+        wait_for("the service to be ready", answers)
 
     def kill(self, name: str) -> None:
         """End the child ``name`` (api, worker or broker) like a power cut."""

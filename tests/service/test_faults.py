@@ -51,7 +51,7 @@ def test_a_power_cut_mid_step_changes_nothing_that_is_recorded(live: Live, undis
     run_id = live.client.submit(tiny_recipe())["id"]
     live.at_step(run_id, step)
     kill(live, run_id)
-    wait_for("the service", lambda: live.client.ready().get("ready"))
+    live.ready()
     run = live.finished(run_id)
     assert run["state"] == "succeeded"
     expected, found = live.client.curves(undisturbed), live.client.curves(run_id)

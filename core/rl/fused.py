@@ -5,7 +5,7 @@ chunk's logits nine times; here they are read twice and overwritten once:
 
 1. :func:`statistics`: log-prob, entropy and log-sum-exp of each row. The no-gradient pass launches the same kernel on the
    same product, which is why the first on-policy ratio is exactly 1.
-2. :func:`coefficients`: the ``token`` objectives' derivatives in closed form (autograd would be sixty launches of vectors).
+2. :func:`coefficients`: the ``token`` objectives' derivatives in closed form (autograd would be dozens of launches of vectors).
 3. :func:`gradient_`: the gradient in the head's dtype over the logits' own memory, so that a chunk costs one fp32 [C, V].
 
 The oracle of all three is the eager path; it is not removed, and float64 always takes it.

@@ -34,7 +34,7 @@ class OffloadedAdamW(AdamW):
     """See the module; on a machine without a card a plain AdamW that works in blocks.
 
     Masters and moments are host tensors whatever the parameters' dtype. Everything else, from ``state_tensors`` to
-    ``load_masters``, is as for AdamW. Close over a context of one device: all parameters must be on the same one.
+    ``load_masters``, is as for AdamW. All parameters must be on one device.
     """
 
     def _new_state(self) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:

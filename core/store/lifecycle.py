@@ -7,12 +7,12 @@ audit event. Who may ask for which step is decided by the callers and by `states
 from typing import Any
 
 from sqlalchemy import select, update
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from core.store import events
 from core.store.database import now
 from core.store.errors import NotFound
-from core.store.models import Attempt, Outbox, Run, RunAfter
+from core.store.models import Attempt, Outbox, Run, RunAfter, Worker
 from core.store.states import FINAL, HELD, AttemptState, RunState, check
 
 
@@ -55,7 +55,36 @@ def move(
     events.append(session, run.id, "state", payload, attempt=run.attempt or None)
     if to == RunState.SUCCEEDED:
         _ring_dependents(session, run.id, at)
+    elif to in FINAL:
+        fail_orphans(session)
     return run
+
+
+def fail_orphans(session: Session) -> list[str]:
+    """Fail every queued run that comes after one that ended without success, then those after it, and return their ids.
+
+    A run that another transaction holds is passed over; the sweep asks again.
+    """
+    before = aliased(Run)
+    lost = select(before.id, before.state).join(RunAfter, RunAfter.after_id == before.id)
+    lost = lost.where(before.state.in_(FINAL - {RunState.SUCCEEDED})).order_by(before.seq)
+    orphans = select(Run).where(
+        Run.state == RunState.QUEUED, lost.where(RunAfter.run_id == Run.id).correlate(Run).exists()
+    )
+    orphans = orphans.order_by(Run.seq).limit(1).with_for_update(skip_locked=True, key_share=True, of=Run)
+    failed = []
+    # One at a time, because each may leave others behind; a long chain would be too deep for recursion.
+    while (run := session.scalar(orphans.execution_options(populate_existing=True))) is not None:
+        cause, state = session.execute(lost.where(RunAfter.run_id == run.id).limit(1)).one()
+        message = f"run {cause} had to succeed first, but it is {state}; mend it and post this recipe again"
+        error = {"category": "user", "code": "dependency_failed", "message": message, "log_tail": None}
+        check(run.id, RunState(run.state), RunState.FAILED)
+        run.state, run.finished_at, run.outcome_reason, run.error = RunState.FAILED, now(session), message, error
+        session.flush()
+        payload = {"from": RunState.QUEUED, "to": RunState.FAILED, "reason": message, "error": error}
+        events.append(session, run.id, "state", payload, attempt=run.attempt or None)
+        failed.append(run.id)
+    return failed
 
 
 def ring(session: Session, run_id: str, at: float) -> None:
@@ -75,3 +104,4 @@ def _end_attempt(
     run.lease_worker, run.lease_expires_at, run.phase = None, None, None
     ending = {"state": state, "ended_at": at, "end_reason": reason or run.state, "counted": counted}
     session.execute(update(Attempt).where(Attempt.run_id == run.id, Attempt.number == run.attempt).values(**ending))
+    session.execute(update(Worker).where(Worker.current_run_id == run.id).values(current_run_id=None))

@@ -62,6 +62,8 @@ class Run(Base):
     recipe_hash: Mapped[str] = mapped_column(Hash)
     family_hash: Mapped[str] = mapped_column(Hash)
     model: Mapped[str | None]
+    device_kind: Mapped[str | None] = mapped_column(String(16))
+    """Kind of device the recipe asks for, the only kind of worker that may claim the run; null when any will do."""
     priority: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[float]
     queued_at: Mapped[float | None]
@@ -150,6 +152,8 @@ class Worker(Base):
     started_at: Mapped[float]
     heartbeat_at: Mapped[float]
     current_run_id: Mapped[str | None] = mapped_column(Id)
+    unready_reason: Mapped[str | None] = mapped_column(Text)
+    """Why the worker, though alive, claims nothing until it is started anew; null while all is well."""
 
 
 class Lease(Base):

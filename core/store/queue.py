@@ -4,6 +4,7 @@ The row is the job; a message from the broker only says that it is worth asking.
 workers can never get the same run; it raises the run's fence, and everything the attempt writes later carries that fence.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +16,14 @@ from core.store import events
 from core.store.database import insert_for, now
 from core.store.errors import StaleAttempt
 from core.store.fencing import Fence, holds, release, require, stale_message
-from core.store.lifecycle import lock, move, ring
+from core.store.lifecycle import fail_orphans, lock, move, ring
 from core.store.models import Attempt, Checkpoint, Evaluation, Lease, Outbox, Run, Worker
-from core.store.runs import blocked
+from core.store.runs import WORKER_FRESH_S, claimable
 from core.store.states import HELD, AttemptState, RunState
 from core.store.types import clock, new_id
 
 SENT_KEPT_S = 86_400.0
+DEAD_WORKERS_KEPT_S = 86_400.0
 _ASKED_ONCE = ("eval", "base", "base_repeat")
 
 
@@ -45,18 +47,23 @@ class Signals:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """Ids of runs whose expired lease was taken back, and of queued runs that are rung again."""
+    """Ids of runs whose expired lease was taken back, of queued runs that are rung again, and of those that can never start."""
 
     expired: list[str]
     rung: list[str]
+    orphaned: list[str]
 
 
 def claim(session: Session, *, worker_id: str, device: Mapping[str, Any] | None, ttl: float) -> Claim | None:
     """Claim the queued run with the highest priority, oldest first, for ``ttl`` seconds; None when nothing is claimable.
 
-    Runs whose `after` runs have not all succeeded are passed over. The fence strictly increases from claim to claim.
+    Runs whose `after` runs have not all succeeded are passed over, and so are those for another kind of device than
+    ``device["kind"]`` (`runs.claimable`). A worker that was marked unready gets nothing. The fence strictly increases from
+    claim to claim.
     """
-    candidate = select(Run.seq).where(Run.state == RunState.QUEUED, Run.deleted_at.is_(None), ~blocked())
+    if session.scalar(select(Worker.unready_reason).where(Worker.id == worker_id)) is not None:
+        return None
+    candidate = select(Run.seq).where(*claimable((device or {}).get("kind")))
     candidate = candidate.order_by(Run.priority.desc(), Run.seq).limit(1).with_for_update(skip_locked=True, of=Run)
     values = {
         "state": RunState.RUNNING, "attempt": Run.attempt + 1, "fence": Run.fence + 1, "lease_worker": worker_id,
@@ -153,24 +160,27 @@ def interrupt(
 
 
 def sweep(session: Session, *, ring_after_s: float = 60.0) -> SweepReport:
-    """Take back expired leases, ring queued runs again that nobody rang for ``ring_after_s``, forget old doorbells."""
+    """Take back expired leases, fail runs that wait in vain, ring again for idle workers, forget old doorbells and workers.
+
+    A doorbell is lost with its broker or its worker, never heard by a busy worker, and not needed by one that has just
+    finished a run, since it asks for the next. So each idle worker is rung for once in ``ring_after_s``, with a queued run
+    that it may claim.
+    """
     expired = select(Run).where(Run.state.in_(HELD), Run.lease_expires_at < clock()).order_by(Run.seq)
     expired = expired.with_for_update(skip_locked=True, key_share=True).execution_options(populate_existing=True)
     lost = session.scalars(expired).all()
     for run in lost:
         _take_back(session, run, "lease expired: the worker stopped reporting", None, True)
-    waiting = select(Outbox.run_id).where(Outbox.sent_at.is_(None))
-    last_ring = func.coalesce(Run.rung_at, Run.queued_at)
-    silent = select(Run.id).where(
-        Run.state == RunState.QUEUED, Run.deleted_at.is_(None), last_ring < clock() - ring_after_s
-    )
-    silent = silent.where(~blocked(), Run.id.not_in(waiting)).order_by(Run.seq)
-    rung = list(session.scalars(silent))
+    orphaned = fail_orphans(session)
     at = now(session)
-    for run_id in rung:
-        ring(session, run_id, at)
+    rung = [
+        run_id
+        for kind, idle in _idle_workers(session).items()
+        for run_id in _ring(session, kind, idle, at, ring_after_s)
+    ]
     session.execute(delete(Outbox).where(Outbox.sent_at < at - SENT_KEPT_S))
-    return SweepReport(expired=[run.id for run in lost], rung=rung)
+    session.execute(delete(Worker).where(Worker.heartbeat_at < at - DEAD_WORKERS_KEPT_S))
+    return SweepReport(expired=[run.id for run in lost], rung=rung, orphaned=orphaned)
 
 
 def outbox_pending(session: Session, limit: int = 100) -> list[Outbox]:
@@ -193,21 +203,27 @@ def outbox_failed(session: Session, ids: Sequence[int]) -> None:
     session.execute(failed.execution_options(synchronize_session=False))
 
 
-def register_worker(session: Session, *, hostname: str, pid: int, device: Mapping[str, Any] | None) -> str:
-    """Record a worker process that has just started and return its id."""
+def register_worker(
+    session: Session, *, hostname: str, pid: int, device: Mapping[str, Any] | None, worker_id: str | None = None
+) -> str:
+    """Record a worker process and return its id, a new one unless the worker has one already."""
     at = now(session)
-    worker_id = new_id()
+    worker_id = worker_id or new_id()
     known = None if device is None else dict(device)
     session.add(Worker(id=worker_id, hostname=hostname, pid=pid, device=known, started_at=at, heartbeat_at=at))
     session.flush()
     return worker_id
 
 
-def worker_heartbeat(session: Session, worker_id: str, current_run_id: str | None = None) -> None:
-    """Say that the worker is alive and which run it holds."""
-    values = {"heartbeat_at": clock(), "current_run_id": current_run_id}
-    alive = update(Worker).where(Worker.id == worker_id).values(**values)
-    session.execute(alive.execution_options(synchronize_session=False))
+def worker_heartbeat(session: Session, worker_id: str) -> bool:
+    """Say that the worker is alive; False when its row is gone, as after a day without a heartbeat."""
+    alive = update(Worker).where(Worker.id == worker_id).values(heartbeat_at=clock()).returning(Worker.id)
+    return session.execute(alive.execution_options(synchronize_session=False)).first() is not None
+
+
+def mark_unready(session: Session, worker_id: str, reason: str) -> None:
+    """Have the worker claim nothing more until it is started anew, and say why."""
+    session.execute(update(Worker).where(Worker.id == worker_id).values(unready_reason=reason))
 
 
 def remove_worker(session: Session, worker_id: str) -> None:
@@ -279,10 +295,29 @@ def _used_up(run: Run, reason: str) -> dict[str, Any]:
     return {"category": "system", "code": "attempts_exhausted", "message": message, "log_tail": None}
 
 
+def _idle_workers(session: Session) -> Counter[str | None]:
+    """Count the live, ready workers without a run by the kind of their device; the lease says who has a run."""
+    at_work = select(Run.lease_worker).where(Run.state.in_(HELD), Run.lease_worker.is_not(None))
+    idle = select(Worker.device).where(Worker.heartbeat_at >= clock() - WORKER_FRESH_S, Worker.unready_reason.is_(None))
+    return Counter((device or {}).get("kind") for device in session.scalars(idle.where(Worker.id.not_in(at_work))))
+
+
+def _ring(session: Session, kind: str | None, idle: int, at: float, ring_after_s: float) -> list[str]:
+    """Ring for ``idle`` workers on devices of ``kind``, less the doorbells on their way; return the runs rung for."""
+    unsent = Run.id.in_(select(Outbox.run_id).where(Outbox.sent_at.is_(None)))
+    recent = unsent | (func.coalesce(Run.rung_at, Run.queued_at) >= at - ring_after_s)
+    on_their_way = session.scalar(select(func.count()).select_from(Run).where(*claimable(kind), recent)) or 0
+    silent = select(Run.id).where(*claimable(kind), ~recent).order_by(Run.priority.desc(), Run.seq)
+    rung = list(session.scalars(silent.limit(max(0, idle - on_their_way))))
+    for run_id in rung:
+        ring(session, run_id, at)
+    session.flush()
+    return rung
+
+
 def _this(fence: Fence) -> tuple[Any, ...]:
     return (Attempt.run_id == fence.run_id, Attempt.number == fence.attempt)
 
 
 def _let_go(session: Session, fence: Fence) -> None:
     release(session, fence)
-    session.execute(update(Worker).where(Worker.current_run_id == fence.run_id).values(current_run_id=None))

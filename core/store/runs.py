@@ -15,7 +15,7 @@ from core.store import events
 from core.store.database import now, serialise
 from core.store.errors import Ambiguous, IllegalTransition, NotFound
 from core.store.fencing import Fence, require
-from core.store.lifecycle import lock, move, ring
+from core.store.lifecycle import fail_orphans, lock, move, ring
 from core.store.models import (
     Attempt,
     Checkpoint,
@@ -63,7 +63,8 @@ def create(
 ) -> Run:
     """Store an accepted recipe as a run, with its doorbell and its first event.
 
-    ``after`` holds run ids (or unique prefixes) that must succeed first; unknown ones raise :class:`NotFound`.
+    ``after`` holds run ids (or unique prefixes) that must succeed first; unknown ones raise :class:`NotFound`, and when one
+    has already ended otherwise the new run fails at once. The recipe's ``device.kind`` says which workers may claim the run.
     """
     at = now(session)
     after_ids = list(dict.fromkeys(get(session, other).id for other in after))
@@ -71,7 +72,8 @@ def create(
     earlier = session.scalar(select(func.count()).select_from(Run).where(Run.family_hash == family_hash)) or 0
     run = Run(
         kind=kind, name=name, state=state, recipe=dict(recipe), submitted=dict(submitted), recipe_hash=recipe_hash,
-        family_hash=family_hash, model=model, priority=priority, created_at=at, parent_id=parent_id, parent_step=parent_step,
+        family_hash=family_hash, model=model, device_kind=_device_kind(recipe), priority=priority, created_at=at,
+        parent_id=parent_id, parent_step=parent_step,
         queued_at=at if state == RunState.QUEUED else None, recipe_diff=None if recipe_diff is None else dict(recipe_diff),
         exploratory=exploratory, max_attempts=max_attempts, after=after_ids, prespecification_id=prespecification_id,
         run_of_family=earlier + 1, probe=probe,
@@ -84,6 +86,8 @@ def create(
         ring(session, run.id, at)
     payload = {"kind": kind, "name": name, "recipe_hash": recipe_hash, "run_of_family": run.run_of_family}
     events.append(session, run.id, "run_created", payload | ({"parent_id": parent_id} if parent_id else {}))
+    if after_ids:
+        fail_orphans(session)
     return run
 
 
@@ -244,26 +248,56 @@ def queue_position(session: Session, run_id: str) -> tuple[int, str]:
         return 0, f"the run is {run.state}"
     blockers = session.scalars(_unfinished_before(run.id)).all()
     if blockers:
-        first = blockers[0]
-        ended = RunState(first.state) in FINAL
-        hope = "it will never succeed: cancel this run and post it again" if ended else "it must succeed first"
-        return 0, f"waits for run {first.id}, which is {first.state}: {hope}"
+        return 0, f"waits for run {blockers[0].id}, which is {blockers[0].state}: it must succeed first"
     ahead = session.scalar(_claimable_ahead(run)) or 0
+    alive = session.scalars(select(Worker).where(Worker.heartbeat_at >= now(session) - WORKER_FRESH_S)).all()
+    suitable = [worker for worker in alive if run.device_kind in (None, (worker.device or {}).get("kind"))]
+    ready = [worker for worker in suitable if worker.unready_reason is None]
+    if not ready and (alive or not ahead):
+        return ahead + 1, _no_worker(run, alive, suitable)
     if ahead:
         return (
             ahead + 1,
             f"{ahead} run{'s' if ahead > 1 else ''} with higher priority or posted earlier will start first",
         )
-    alive = session.scalars(select(Worker).where(Worker.heartbeat_at >= now(session) - WORKER_FRESH_S)).all()
-    if not alive:
-        return 1, "no worker is alive; start one"
-    busy = [worker.current_run_id for worker in alive if worker.current_run_id]
-    if len(busy) == len(alive):
+    busy = [worker.current_run_id for worker in ready if worker.current_run_id]
+    if len(busy) == len(ready):
         return 1, f"next; every worker is busy (run {busy[0]})"
     return 1, "next; a worker will claim it shortly"
 
 
-def blocked() -> Any:
+def claimable(kind: str | None) -> tuple[Any, ...]:
+    """Return the SQL conditions under which a worker on a device of ``kind`` may claim a run.
+
+    A run whose recipe names a kind of device is for that kind alone, also a CPU recipe on a card: jobs compute on their
+    worker's device, so it would fit no plan and give other bits. A run that names none, an analysis, is for any worker.
+    """
+    anywhere = Run.device_kind.is_(None)
+    suits = anywhere if kind is None else anywhere | (Run.device_kind == kind)
+    return (*_waiting(), suits)
+
+
+def _waiting() -> tuple[Any, ...]:
+    return (Run.state == RunState.QUEUED, Run.deleted_at.is_(None), ~_blocked())
+
+
+def _no_worker(run: Run, alive: Sequence[Worker], suitable: Sequence[Worker]) -> str:
+    """Say why no live worker can take ``run`` at all."""
+    if not alive:
+        return "no worker is alive; start one"
+    if suitable:
+        return f"every worker that could take it has stopped claiming: {suitable[0].unready_reason}"
+    if run.device_kind == "cuda":
+        return "no live worker has a CUDA card; start one with DRIFTLINE_GPU naming the card"
+    return f"no live worker has the device the recipe asks for; start one with DRIFTLINE_GPU={run.device_kind}"
+
+
+def _device_kind(recipe: Mapping[str, Any]) -> str | None:
+    device = recipe.get("device")
+    return device.get("kind") if isinstance(device, Mapping) else None
+
+
+def _blocked() -> Any:
     """Return the SQL condition that some run in `after` has not succeeded, correlated to `Run`."""
     before = Run.__table__.alias("before")
     query = select(RunAfter.run_id).join(before, before.c.id == RunAfter.after_id)
@@ -277,5 +311,5 @@ def _unfinished_before(run_id: str) -> Select[Run]:
 
 def _claimable_ahead(run: Run) -> Select[int]:
     sooner = (Run.priority > run.priority) | ((Run.priority == run.priority) & (Run.seq < run.seq))
-    query = select(func.count()).select_from(Run)
-    return query.where(Run.state == RunState.QUEUED, Run.deleted_at.is_(None), ~blocked(), sooner)
+    rivals = claimable(run.device_kind) if run.device_kind else _waiting()
+    return select(func.count()).select_from(Run).where(*rivals, sooner)

@@ -48,8 +48,8 @@ FINAL = frozenset({RunState.SUCCEEDED, RunState.DAMAGE_STOPPED, RunState.FAILED,
 """States that no run leaves."""
 
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
-    # A claim, or a cancellation that needs no worker.
-    RunState.QUEUED: frozenset({RunState.RUNNING, RunState.CANCELLED}),
+    # A claim, a cancellation that needs no worker, or the failure of a run that must succeed first.
+    RunState.QUEUED: frozenset({RunState.RUNNING, RunState.CANCELLED, RunState.FAILED}),
     # Back to the queue when the attempt is interrupted; final when the runner reports or attempts are used up.
     RunState.RUNNING: frozenset({RunState.QUEUED, RunState.PAUSING, RunState.CANCELLING}) | FINAL,
     # The runner may reach its end, or be cancelled, before it sees the request; a lost worker leaves the run paused.

@@ -93,6 +93,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("recipe_hash", sa.String(length=64), nullable=False),
         sa.Column("family_hash", sa.String(length=64), nullable=False),
         sa.Column("model", sa.String(length=255), nullable=True),
+        sa.Column("device_kind", sa.String(length=16), nullable=True),
         sa.Column("priority", BIG, nullable=False),
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("queued_at", sa.Double(), nullable=True),
@@ -141,6 +142,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("started_at", sa.Double(), nullable=False),
         sa.Column("heartbeat_at", sa.Double(), nullable=False),
         sa.Column("current_run_id", sa.String(length=12), nullable=True),
+        sa.Column("unready_reason", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_workers")),
     )
     op.create_table(

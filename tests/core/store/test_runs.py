@@ -180,8 +180,32 @@ def test_the_place_in_the_queue_says_why_a_run_waits(db: Database, make_run, cla
     assert place(second) == (1, f"next; every worker is busy (run {first.id})")
     with db.fenced(found.fence) as session:
         queue.finish(session, found.fence, state="failed")
-    assert "never succeed" in place(blocked)[1]
+    assert place(blocked) == (0, "the run is failed")
     assert place(second) == (1, "next; a worker will claim it shortly")
+    with db.write() as session:
+        queue.mark_unready(session, worker, "the driver is gone")
+    assert place(second) == (1, "every worker that could take it has stopped claiming: the driver is gone")
+
+
+def test_the_place_in_the_queue_names_the_device_that_no_worker_has(db: Database, make_run) -> None:
+    def place(run: Run) -> tuple[int, str]:
+        with db.read() as session:
+            return runs.queue_position(session, run.id)
+
+    on_card, on_cpu, anywhere = (
+        make_run(recipe={"device": {"kind": "cuda"}}),
+        make_run(recipe={"device": {"kind": "cpu"}}),
+        make_run(),
+    )
+    assert (on_card.device_kind, on_cpu.device_kind, anywhere.device_kind) == ("cuda", "cpu", None)
+    with db.write() as session:
+        queue.register_worker(session, hostname="h", pid=1, device={"kind": "cpu"})
+    assert place(on_card) == (1, "no live worker has a CUDA card; start one with DRIFTLINE_GPU naming the card")
+    assert place(on_cpu) == (1, "next; a worker will claim it shortly")  # the run for a card is not in its way
+    assert place(anywhere)[0] == 3
+    with db.write() as session:
+        queue.register_worker(session, hostname="h", pid=2, device={"kind": "cuda"})
+    assert place(on_card) == (1, "next; a worker will claim it shortly")
 
 
 def test_times_come_from_the_database(db: Database, make_run) -> None:

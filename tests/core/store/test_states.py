@@ -16,7 +16,7 @@ from core.store.states import ATTEMPT_TRANSITIONS, FINAL, HELD, TRANSITIONS, Att
 
 FINAL_NAMES = ("succeeded", "damage_stopped", "failed", "cancelled")
 LEGAL = {
-    "queued": {"running", "cancelled"},
+    "queued": {"running", "cancelled", "failed"},
     "running": {"queued", "pausing", "cancelling", *FINAL_NAMES},
     "pausing": {"paused", "cancelling", *FINAL_NAMES},
     "paused": {"queued", "cancelled"},
@@ -156,7 +156,8 @@ class RunMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._held)
     @rule()
     def pause_done(self) -> None:
-        self._expect(self.state == "pausing", lambda s: queue.pause_done(s, self.fences[-1]), "paused")
+        to = {"pausing": "paused", "cancelling": "cancelled"}.get(self.state)
+        self._expect(to is not None, lambda s: queue.pause_done(s, self.fences[-1]), to)
 
     @precondition(lambda self: self._held)
     @rule()

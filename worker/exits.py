@@ -10,6 +10,8 @@ class RunnerExit(IntEnum):
     """The outcome is in the store."""
     DRAINED = 3
     """The attempt was interrupted at its own request and says so in the store."""
+    BUSY = 4
+    """Another process holds the card or the run; nothing was begun."""
     SOFTWARE = 70
     """An unexpected exception; the traceback is in the log."""
     STALE = 75

@@ -15,8 +15,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from core.store import queue
 from worker import node
 
-_ANY_AGE_S = 1e9
-
 log = logging.getLogger(__name__)
 
 
@@ -52,12 +50,10 @@ class WorkerBeat:
                 return
 
     def _write(self) -> None:
-        worker_id = self._worker.worker_id
         try:
             with self._worker.db.write() as session:
-                # The claim and its end set the current run; the beat only keeps what it finds.
-                known = {row.id: row.current_run_id for row in queue.live_workers(session, _ANY_AGE_S)}
-                queue.worker_heartbeat(session, worker_id, known.get(worker_id))
+                if not queue.worker_heartbeat(session, self._worker.worker_id):
+                    self._worker.enrol(session)
         except SQLAlchemyError as error:
             log.warning("the database did not take the worker's heartbeat: %s", error)
 

@@ -1,7 +1,8 @@
-"""File locks that keep two runners off one card and one run, on one machine.
+"""File locks that keep two workers and two runners off one card, and two runners off one run, within one home.
 
-They are kernel locks (flock) on files that stay: the lock ends with the last process that inherited it, so there is
-nothing stale to clean up, and a runner's orphan that still uses the card still holds it.
+They are kernel locks (flock) on files that stay: a lock ends with its holder and the processes forked from it, so there is
+nothing stale to clean up. A program that the holder started with exec does not share it, since Python closes the file
+there. What a runner leaves behind is therefore not kept off the card by its lock, but killed with the runner's group.
 """
 
 import fcntl

@@ -50,9 +50,7 @@ class Device:
         return asdict(self)
 
 
-def resolve_device(
-    gpu: str, nvml: Nvml | None = None, env: Mapping[str, str] = os.environ
-) -> Device:
+def resolve_device(gpu: str, nvml: Nvml | None = None, env: Mapping[str, str] = os.environ) -> Device:
     """Return the one device that ``gpu`` names, or raise :class:`PinningError`.
 
     A UUID must be given in full; product names are compared exactly (case and spaces included).

@@ -24,7 +24,7 @@ from core.store.errors import StaleAttempt
 from core.store.states import RunState
 from worker.control import PipeControl, die_with_parent, kill_own_group, start_guard
 from worker.exits import RunnerExit
-from worker.locks import FileLock
+from worker.locks import FileLock, LockBusyError
 from worker.logtail import log_tail
 from worker.node import DEVICE_VARIABLE
 from worker.pinning import Device, PinningError, memory_in_use, resolve_device
@@ -59,6 +59,9 @@ def main(argv: Sequence[str], job: Job | None = None) -> int:
     except StaleAttempt as error:
         log.error("%s", error)
         return RunnerExit.STALE
+    except LockBusyError as error:
+        log.error("%s", error)
+        return RunnerExit.BUSY
     except Exception:
         log.exception("the runner failed; its supervisor decides whether the run is tried again")
         return RunnerExit.SOFTWARE
@@ -174,7 +177,9 @@ def _versions() -> dict[str, str]:
 
 
 def _parse(argv: Sequence[str]) -> Fence:
-    parser = argparse.ArgumentParser(prog="python -m worker.runner", description="Run one attempt; started by a worker.")
+    parser = argparse.ArgumentParser(
+        prog="python -m worker.runner", description="Run one attempt; started by a worker."
+    )
     parser.add_argument("--run", required=True)
     parser.add_argument("--attempt", required=True, type=int)
     parser.add_argument("--fence", required=True, type=int)

@@ -54,6 +54,8 @@ class Ending(StrEnum):
     """The runner itself recorded how its attempt ended."""
     INTERRUPTED = "interrupted"
     """The supervisor interrupted the attempt: a crash, or a runner that did not obey."""
+    BUSY = "busy"
+    """The supervisor interrupted the attempt before it began, because another process holds the card or the run."""
     LOST = "lost"
     """The lease was lost; nothing was recorded."""
 
@@ -179,18 +181,24 @@ def _settle(db: Database, order: Order, stopped: _Stopped | None, status: int) -
         case _Stopped.LEASE_LOST:
             return Ending.LOST
         case _Stopped.DRAIN_OVERDUE:
-            return _interrupt(db, fence, f"the worker was stopped and the runner killed: {stopped}", None, counted=False)
+            return _interrupt(
+                db, fence, f"the worker was stopped and the runner killed: {stopped}", None, counted=False
+            )
         case _Stopped.REQUEST_OVERDUE | _Stopped.LINGERED:
             return _interrupt(db, fence, f"the runner was killed: {stopped}", None)
     match status:
         case RunnerExit.STALE:
             return Ending.LOST
+        case RunnerExit.BUSY:
+            reason = "another process on this machine still holds the card or the run; the runner's log names the lock"
+            ending = _interrupt(db, fence, reason, None, counted=False)
+            return Ending.BUSY if ending == Ending.INTERRUPTED else ending
         case RunnerExit.RECORDED | RunnerExit.DRAINED:
             # Normally stale by now, because the runner recorded its outcome; if not, the runner broke its promise.
-            message = f"the runner ended with {describe_status(status)} but recorded no outcome"
-            return _interrupt(db, fence, message, _system_error("no_outcome", message, order.log_file))
-    message = f"the runner crashed: {describe_status(status)}"
-    return _interrupt(db, fence, message, _system_error("runner_crashed", message, order.log_file))
+            code, message = "no_outcome", f"the runner ended with {describe_status(status)} but recorded no outcome"
+        case _:
+            code, message = "runner_crashed", f"the runner crashed: {describe_status(status)}"
+    return _interrupt(db, fence, message, _system_error(code, message, order.log_file))
 
 
 def _interrupt(

@@ -176,8 +176,12 @@ def _worker(db: Database, settings: Settings) -> dict[str, Any]:
         with db.read() as session:
             live = queue.live_workers(session, fresh_s(settings))
             ages = [now(session) - row.heartbeat_at for row in live]
+            stopped = [
+                f"worker {row.id} has stopped claiming: {row.unready_reason}" for row in live if row.unready_reason
+            ]
     except SQLAlchemyError as exc:
         return {"ok": False, "detail": f"unknown: the database does not answer ({type(exc).__name__})"}
     if not ages:
         return {"ok": False, "detail": f"no worker was heard within {fresh_s(settings):g} s"}
-    return {"ok": True, "detail": f"{len(ages)} heard; the latest {max(0.0, min(ages)):.0f} s ago"}
+    heard = f"{len(ages)} heard; the latest {max(0.0, min(ages)):.0f} s ago"
+    return {"ok": len(stopped) < len(live), "detail": "; ".join([heard, *stopped])}

@@ -59,6 +59,18 @@ def test_ready_with_database_broker_and_a_fresh_worker(client: TestClient, broke
     assert answer.status_code == 200
 
 
+def test_a_worker_that_stopped_claiming_is_no_worker_and_says_why(client: TestClient, db: Database) -> None:
+    with db.write() as session:
+        broken = queue.register_worker(session, hostname="host", pid=1, device=None)
+        queue.mark_unready(session, broken, "three runs crashed in a row")
+    part = client.get("/readyz").json()["parts"]["worker"]
+    assert part["ok"] is False
+    assert f"worker {broken} has stopped claiming: three runs crashed in a row" in part["detail"]
+    with db.write() as session:
+        queue.register_worker(session, hostname="host", pid=2, device=None)
+    assert client.get("/readyz").json()["parts"]["worker"]["ok"] is True
+
+
 def test_version_names_service_schema_and_packages(client: TestClient) -> None:
     body = client.get("/version").json()
     assert body["api"] == "1"

@@ -27,6 +27,8 @@ match behaviour:
         sys.exit(0)
     case "stale":
         sys.exit(75)
+    case "busy":
+        sys.exit(4)
     case "parent" | "parent_then_hang":
         child = subprocess.Popen([sys.executable, "-S", "-c", "import threading; threading.Event().wait()"])
         write(f"child {child.pid}")

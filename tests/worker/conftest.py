@@ -57,6 +57,7 @@ class Desk:
                 "name": name,
                 "model": "smollm2-135m",
                 "suites": ["gsm8k"],
+                "device": {"kind": "cpu"},
                 "priority": priority,
                 "max_attempts": max_attempts,
             }

@@ -36,7 +36,9 @@ def test_a_doorbell_is_no_more_than_a_doorbell():
 
 
 def test_importing_the_worker_and_its_runner_loads_no_torch():
-    modules = "worker.app, worker.tasks, worker.supervisor, worker.lifecycle, worker.sweeper, worker.runner, worker.__main__"
+    modules = (
+        "worker.app, worker.tasks, worker.supervisor, worker.lifecycle, worker.sweeper, worker.runner, worker.__main__"
+    )
     code = f"import sys, {modules}; print([name for name in ('torch', 'transformers', 'vllm') if name in sys.modules])"
 
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -104,7 +104,7 @@ def test_a_sweep_takes_back_an_expired_lease_and_rings(valkey, bells, db, desk, 
     run_id = desk.submit("a")
     with db.write() as session:
         queue.outbox_sent(session, [row.id for row in queue.outbox_pending(session, 10)])
-        queue.claim(session, worker_id="b" * 12, device=None, ttl=-1.0)
+        queue.claim(session, worker_id="b" * 12, device={"kind": "cpu"}, ttl=-1.0)
 
     report = Sweeper(db, valkey.url, settings).sweep_once()
 
@@ -113,7 +113,9 @@ def test_a_sweep_takes_back_an_expired_lease_and_rings(valkey, bells, db, desk, 
     assert len(bells()) == 1
 
 
-def test_the_sweeper_survives_an_absent_broker_and_a_failing_database(valkey, bells, db, desk, settings, monkeypatch, caplog):
+def test_the_sweeper_survives_an_absent_broker_and_a_failing_database(
+    valkey, bells, db, desk, settings, monkeypatch, caplog
+):
     run_id = desk.submit("a")
     failures = iter([RuntimeError("the disk is full"), RuntimeError("still full")])
     failed_twice = threading.Event()

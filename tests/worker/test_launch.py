@@ -17,7 +17,11 @@ def test_settings_survive_the_environment(settings, tmp_path):
 
 def start(settings):
     return subprocess.run(
-        [sys.executable, "-m", "worker"], env=settings_environment(settings), capture_output=True, text=True, check=False
+        [sys.executable, "-m", "worker"],
+        env=settings_environment(settings),
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

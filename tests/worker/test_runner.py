@@ -2,6 +2,9 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -22,7 +25,7 @@ CARD = Device("cuda", "GPU-1", "card", "570", 0, 24 * 2**30, 2)
 def attempt(desk, db):
     desk.submit("any", max_attempts=1)
     with db.write() as session:
-        return queue.claim(session, worker_id="a" * 12, device=None, ttl=60.0).fence
+        return queue.claim(session, worker_id="a" * 12, device={"kind": "cpu"}, ttl=60.0).fence
 
 
 def run(fence, settings, job):
@@ -115,6 +118,19 @@ def test_a_second_runner_of_one_card_waits_and_gives_up(attempt, settings, monke
     holder.release()
 
 
+def test_a_runner_without_its_lock_says_that_it_was_busy_and_did_not_crash(monkeypatch):
+    def busy(*_):
+        raise LockBusyError("gpu-GPU-1.lock is held")
+
+    monkeypatch.setattr(runner, "run_attempt", busy)
+    for name in ("start_guard", "die_with_parent", "_log_to_stderr"):
+        monkeypatch.setattr(runner, name, lambda *_: None)
+    monkeypatch.setattr(runner.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(PipeControl, "listen", lambda *_, **__: None)
+
+    assert runner.main(["--run", "a" * 12, "--attempt", "1", "--fence", "1"]) == RunnerExit.BUSY
+
+
 def test_a_card_that_others_use_is_named_in_the_log(attempt, settings, monkeypatch, caplog):
     monkeypatch.setenv("DRIFTLINE_DEVICE", json.dumps(CARD.as_dict()))
     monkeypatch.setattr(runner, "memory_in_use", lambda _device: 3 * 2**30)
@@ -142,6 +158,38 @@ def test_a_lock_is_free_again_when_its_holder_lets_go(tmp_path):
         second.acquire(0)
     first.release()
     second.acquire(0)
+    second.release()
+
+
+def test_a_process_forked_from_the_holder_keeps_the_lock(tmp_path):
+    first, second = FileLock(tmp_path, "run-1"), FileLock(tmp_path, "run-1")
+    first.acquire(0)
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_end)
+        os.read(read_end, 1)
+        os._exit(0)
+    first.release()
+
+    with pytest.raises(LockBusyError):
+        second.acquire(0)
+
+    os.close(write_end)
+    os.waitpid(child, 0)
+    os.close(read_end)
+    second.acquire(0)
+    second.release()
+
+
+def test_a_program_started_by_the_holder_does_not_keep_the_lock(tmp_path):
+    first, second = FileLock(tmp_path, "run-1"), FileLock(tmp_path, "run-1")
+    first.acquire(0)
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as orphan:
+        first.release()
+        second.acquire(0)
+        assert orphan.poll() is None
+        orphan.kill()
     second.release()
 
 

@@ -226,7 +226,7 @@ def test_a_run_taken_by_somebody_else_kills_the_runner_at_once_and_is_left_alone
 
     with db.write() as session:
         queue.interrupt(session, supervision.claim.fence, reason="taken back by the test")
-        other = queue.claim(session, worker_id=node.worker_id, device=None, ttl=60.0)
+        other = queue.claim(session, worker_id=node.worker_id, device=node.device.as_dict(), ttl=60.0)
 
     assert supervision.result() == Ending.LOST
     assert gone(pid)
@@ -266,10 +266,10 @@ def test_an_outcome_recorded_by_a_runner_that_then_hangs_stands(node, desk, db):
     assert desk.state(run_id) == "succeeded"
 
 
-def test_runs_are_worked_off_by_priority_then_age(settings, desk):
-    low, high, also_low = desk.submit("a"), desk.submit("b", priority=5), desk.submit("c")
-    node = Node.register(settings, lambda _claim: [sys.executable, "-S", "-c", ""])
+def test_a_runner_that_finds_the_card_taken_does_not_count(node, desk):
+    run_id = desk.submit("any", max_attempts=1)
 
-    # These runners record nothing, so each run is tried three times in a row and then failed.
-    assert list(dict.fromkeys(node.work_off())) == [high, low, also_low]
-    assert {desk.state(run_id) for run_id in (low, high, also_low)} == {"failed"}
+    assert bare(node, "busy").result() == Ending.BUSY
+    assert desk.state(run_id) == "queued"
+    (attempt,) = desk.attempts(run_id)
+    assert (attempt.state, attempt.counted) == ("interrupted", False)

@@ -1,6 +1,7 @@
 """From a model reference of a recipe to a folder of weights, through the store where it names a run's checkpoint.
 
-Only complete checkpoints that belong to the run's current trajectory can be named. Nothing is loaded here.
+Only complete checkpoints that belong to the run's current trajectory can be named. A run that is not over can come to mean
+other weights by ``best`` and ``last``, so whoever uses a checkpoint is pinned to it by an event. Nothing is loaded here.
 """
 
 import re
@@ -11,9 +12,10 @@ from sqlalchemy.orm import Session
 
 from core.engines.models import ModelError, resolve_model
 from core.settings import Settings
-from core.store import checkpoints, runs
+from core.store import checkpoints, events, runs
 from core.store.database import Database
 from core.store.errors import StoreError
+from core.store.fencing import Fence
 from core.store.models import Checkpoint
 
 _RUN_REFERENCE = re.compile(r"run:([0-9a-f]{4,12})/(best|last|step-(\d+))")
@@ -28,17 +30,42 @@ class ModelSource:
     sha256: str | None
 
 
-def find_model(db: Database, settings: Settings, reference: str) -> ModelSource:
-    """Return where the weights of ``reference`` are.
+def find_model(db: Database, settings: Settings, fence: Fence, reference: str) -> ModelSource:
+    """Return where the weights are that ``reference`` means to the run that holds ``fence``, in all of its attempts.
 
     ``run:ID/best`` is the checkpoint of the look with the highest held-out accuracy, ``last`` the newest, ``step-N`` that of
-    one step; the returned reference names the step. Raises :class:`ModelError` that says what the run does have.
+    one step. The first attempt that asks pins the checkpoint it finds; later ones get that one, whatever the other run did
+    since. The returned reference names the step. Raises :class:`ModelError` that says what the run does have.
     """
     if not reference.startswith("run:"):
         return ModelSource(resolve_model(reference, settings), reference, None)
-    with db.read() as session:
-        row = find_checkpoint(session, reference)
-    return ModelSource(settings.home / row.path, f"run:{row.run_id}/step-{row.step}", row.sha256)
+    with db.fenced(fence) as session:
+        row = _pinned(session, fence.run_id, reference)
+        if row is None:
+            row = find_checkpoint(session, reference)
+            pin = {"reference": reference, "model": _name(row), "checkpoint": row.id, "sha256": row.sha256}
+            events.append(session, fence.run_id, checkpoints.PINNED, pin, fence.attempt)
+    if row.deleted_at is not None:
+        raise ModelError(
+            f"model {reference!r}: this run began with {_name(row)}, whose checkpoint was deleted since; post the recipe "
+            "anew with a checkpoint that is there"
+        )
+    return ModelSource(settings.home / row.path, _name(row), row.sha256)
+
+
+def start_model(session: Session, run_id: str, reference: str) -> str:
+    """Return what ``reference``, the model of run ``run_id``, has meant to that run: a step where it named a checkpoint."""
+    row = _pinned(session, run_id, reference)
+    return reference if row is None else _name(row)
+
+
+def _pinned(session: Session, run_id: str, reference: str) -> Checkpoint | None:
+    pins = [pin for pin in checkpoints.pins(session, run_id) if pin["reference"] == reference]
+    return checkpoints.by_id(session, pins[0]["checkpoint"]) if pins else None
+
+
+def _name(row: Checkpoint) -> str:
+    return f"run:{row.run_id}/step-{row.step}"
 
 
 def find_checkpoint(session: Session, reference: str) -> Checkpoint:

@@ -4,6 +4,7 @@ Each pair of model and suite is one stored evaluation; a later attempt keeps tho
 request from the stored records, so nothing here compares.
 """
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -12,15 +13,18 @@ from sqlalchemy.orm import Session
 
 from core.engines.base import EngineError, NonFiniteLogitsError
 from core.engines.models import ModelError, load_model, load_tokenizer, stop_token_ids, text_decoder
-from core.engines.references import ModelSource, find_checkpoint, find_model
+from core.engines.references import ModelSource, find_model, start_model
 from core.engines.transformers_engine import TransformersEngine
+from core.evals.memory import out_of_memory_explained
 from core.evals.rendering import Renderer
 from core.evals.stored import Asked, Evaluator
+from core.evals.suites import HOLDOUT as HOLDOUT_SUITE
 from core.evals.suites import Suite, resolve_suite
 from core.jobs import Outcome, RunContext, UserError
+from core.prespec.environment import HELDOUT, environment_of
 from core.recipes import EvalRecipe, TrainRecipe, load_recipe
 from core.recipes.base import Prompt
-from core.store import evaluations, runs
+from core.store import evaluations, prespecs, runs
 from core.tasks.items import ItemError, ItemSet
 from core.tasks.pool import VerifierPool
 from core.tasks.sources import load_items
@@ -44,10 +48,8 @@ def run_evaluation(context: RunContext, pool: VerifierPool | None = None) -> Out
     recipe = context.recipe
     if not isinstance(recipe, EvalRecipe):
         raise TypeError(f"run {context.run_id} is of kind {recipe.kind}, not eval")
-    if pool is not None:
-        return _run(context, recipe, pool)
-    with VerifierPool() as own:
-        return _run(context, recipe, own)
+    with contextlib.nullcontext(pool) if pool else VerifierPool() as grading, out_of_memory_explained(context, recipe):
+        return _run(context, recipe, grading)
 
 
 def _run(context: RunContext, recipe: EvalRecipe, pool: VerifierPool) -> Outcome:
@@ -77,10 +79,13 @@ def _ask_all(context: RunContext, recipe: EvalRecipe, pool: VerifierPool) -> Out
 
 
 def _plan(context: RunContext, recipe: EvalRecipe) -> _Plan:
+    model = _find(context, recipe.model)
     with context.db.read() as session:
-        trained = _trained(session, recipe.model)
+        trained = _trained(session, model)
+        others = list(_others(session, recipe, model, trained))
     prompt = recipe.prompt or (trained.prompt if trained else Prompt())
-    holdout = _holdout(context, trained)
+    asks_holdout = any(spec.suite == HOLDOUT_SUITE for spec in recipe.suites)
+    holdout = _holdout(context, model, trained) if asks_holdout else None
     suites = tuple(
         resolve_suite(
             spec,
@@ -88,39 +93,59 @@ def _plan(context: RunContext, recipe: EvalRecipe) -> _Plan:
             seed=recipe.seed,
             max_tokens=recipe.max_completion_length,
             stop=tuple(prompt.stop),
-            holdout=holdout if spec.suite == "holdout" else None,
+            holdout=holdout if spec.suite == HOLDOUT_SUITE else None,
         )
         for spec in recipe.suites
     )
-    models = tuple(find_model(context.db, context.settings, one) for one in _references(recipe, trained))
-    return _Plan(models, suites, prompt)
+    return _Plan((model, *(_find(context, other) for other in others)), suites, prompt)
 
 
-def _references(recipe: EvalRecipe, trained: TrainRecipe | None) -> Iterator[str]:
-    """The recipe's model and those it is against; "base" is what the evaluated run started from."""
-    yield recipe.model
+def _find(context: RunContext, reference: str) -> ModelSource:
+    return find_model(context.db, context.settings, context.fence, reference)
+
+
+def _others(session: Session, recipe: EvalRecipe, model: ModelSource, trained: TrainRecipe | None) -> Iterator[str]:
+    """The models that the recipe's is against; "base" is what the evaluated run started from."""
     for other in recipe.against:
         if other != BASE:
             yield other
         elif trained is not None:  # a recipe that names "base" beside another kind of model was refused
-            yield trained.model
+            yield start_model(session, _run_id(model), trained.model)
 
 
-def _trained(session: Session, reference: str) -> TrainRecipe | None:
-    """Return the recipe of the train run that ``reference`` is a checkpoint of, None for any other model."""
-    if not reference.startswith("run:"):
+def _trained(session: Session, model: ModelSource) -> TrainRecipe | None:
+    """Return the recipe of the train run that ``model`` is a checkpoint of, None for any other model."""
+    if model.sha256 is None:
         return None
-    recipe = load_recipe(runs.get(session, find_checkpoint(session, reference).run_id).recipe)
+    recipe = load_recipe(runs.get(session, _run_id(model)).recipe)
     return recipe if isinstance(recipe, TrainRecipe) else None
 
 
-def _holdout(context: RunContext, trained: TrainRecipe | None) -> ItemSet | None:
-    """Draw the train run's held-out items again: the same seed gives the same items."""
+def _run_id(model: ModelSource) -> str:
+    return model.reference.removeprefix("run:").partition("/")[0]
+
+
+def _holdout(context: RunContext, model: ModelSource, trained: TrainRecipe | None) -> ItemSet | None:
+    """Draw the train run's held-out items again: the same seed gives the same items, as long as the data is the same."""
     if trained is None or trained.data.holdout == 0:
         return None
     data = trained.data
     items = load_items(data.dataset, data.split, data.options, context.settings.data_dir, seed=trained.seed)
-    return split_holdout(items, data.holdout, trained.seed).heldout
+    heldout = split_holdout(items, data.holdout, trained.seed).heldout
+    with context.db.read() as session:
+        run = runs.get(session, _run_id(model))
+        stated = (
+            environment_of(prespecs.get(session, run.prespecification_id).amendments)
+            if run.prespecification_id
+            else None
+        )
+    if stated is None or stated["data"][HELDOUT]["sha256"] != heldout.sha256:
+        raise UserError(
+            "data_changed",
+            f"the held-out items of run {run.id}, drawn again from {data.dataset}, are not those that it held out; "
+            "put the data back as it was, or leave out suite holdout",
+        )
+    return heldout
 
 
 def _evaluate_model(

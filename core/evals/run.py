@@ -4,16 +4,18 @@ The caller renders prompts, decodes tokens and stores records; this module store
 torch. It can be stopped between batches and says how far it came.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
-from core.engines.base import Engine, Request, SamplingParams
+from core.engines.base import Completion, Engine, Request, SamplingParams
 from core.evals.metrics import average_at_k, wilson
 from core.streams import stream_seed
 from core.tasks.items import Item
 from core.tasks.pool import Job, VerifierPool
-from core.tasks.verifiers.verdict import Outcome
+from core.tasks.verifiers.verdict import Outcome, Verdict
+
+T = TypeVar("T")
 
 
 class RenderedPrompt(Protocol):
@@ -135,17 +137,22 @@ class _Asker:
     seed: int
 
     def batch(self, work: Sequence[tuple[int, Item, int]]) -> list[Record]:
-        """Sample and grade (position, item, sample) triples, in order."""
+        """Sample and grade (position, item, sample) triples, in order.
+
+        A failure of the machinery is not a wrong answer: what could not be judged is graded once more, and asked again once
+        where that fails too.
+        """
         prompts = {item.id: self.render(item) for _, item, _ in work}
-        requests = [
-            Request(prompts[item.id].token_ids, stream_seed(self.seed, "eval", self.suite, item.id, sample))
-            for _, item, sample in work
-        ]
-        completions = self.engine.generate(requests, self.params)
-        if len(completions) != len(requests):
-            raise RuntimeError(f"the engine gave {len(completions)} completions for {len(requests)} requests")
+        completions = self._sample(work, prompts)
         texts = [self.decode(completion.token_ids) for completion in completions]
-        verdicts = self.pool.grade([Job(item, text) for (_, item, _), text in zip(work, texts, strict=True)])
+        verdicts = self._grade(work, texts)
+        if left := _unjudged(verdicts):
+            _put(verdicts, left, self._grade([work[place] for place in left], [texts[place] for place in left]))
+        if left := _unjudged(verdicts):
+            again = [work[place] for place in left]
+            _put(completions, left, self._sample(again, prompts))
+            _put(texts, left, [self.decode(completions[place].token_ids) for place in left])
+            _put(verdicts, left, self._grade(again, [texts[place] for place in left]))
         return [
             Record(
                 item_id=item.id,
@@ -167,6 +174,28 @@ class _Asker:
                 work, completions, texts, verdicts, strict=True
             )
         ]
+
+    def _sample(self, work: Sequence[tuple[int, Item, int]], prompts: Mapping[str, RenderedPrompt]) -> list[Completion]:
+        requests = [
+            Request(prompts[item.id].token_ids, stream_seed(self.seed, "eval", self.suite, item.id, sample))
+            for _, item, sample in work
+        ]
+        completions = self.engine.generate(requests, self.params)
+        if len(completions) != len(requests):
+            raise RuntimeError(f"the engine gave {len(completions)} completions for {len(requests)} requests")
+        return list(completions)
+
+    def _grade(self, work: Sequence[tuple[int, Item, int]], texts: Sequence[str]) -> list[Verdict]:
+        return self.pool.grade([Job(item, text) for (_, item, _), text in zip(work, texts, strict=True)])
+
+
+def _unjudged(verdicts: Sequence[Verdict]) -> list[int]:
+    return [place for place, verdict in enumerate(verdicts) if verdict.verdict is Outcome.INFRA_ERROR]
+
+
+def _put(values: list[T], places: Sequence[int], new: Sequence[T]) -> None:
+    for place, value in zip(places, new, strict=True):
+        values[place] = value
 
 
 def summarise(

@@ -1,6 +1,6 @@
 """One evaluation that goes into the store batch by batch: what looks of train runs and evaluation runs have in common.
 
-An interrupted evaluation stays unfinished and counts for nothing; the next attempt discards it and asks again.
+An interrupted evaluation counts for nothing: it is discarded, and the next attempt asks again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -62,7 +62,7 @@ class Evaluator:
     pool: VerifierPool
 
     def ask(self, asked: Asked) -> Answered | None:
-        """Evaluate and store batch by batch; None when interrupted."""
+        """Evaluate and store batch by batch; None when interrupted, and then nothing of it is left in the store."""
         evaluation_id = self._start(asked)
         scores: Scores = {}
 
@@ -87,7 +87,11 @@ class Evaluator:
             should_stop=lambda: self.context.control.requested is not None,
             on_batch=store,
         )
-        return Answered(evaluation_id, summary, scores) if summary.finished else None
+        if summary.finished:
+            return Answered(evaluation_id, summary, scores)
+        with self.context.db.fenced(self.context.fence) as session:
+            evaluations.discard_unfinished(session, self.context.fence)
+        return None
 
     def _start(self, asked: Asked) -> str:
         rendered = [self.render(item) for item in asked.items]

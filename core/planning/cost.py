@@ -89,5 +89,9 @@ def checkpoint_bytes(recipe: TrainRecipe, facts: ModelFacts) -> int:
 
 
 def disk_bytes(recipe: TrainRecipe, facts: ModelFacts) -> int:
-    """All kept checkpoints, and one more while it is written aside."""
-    return (checkpoint_count(recipe) + 1) * checkpoint_bytes(recipe, facts)
+    """All kept checkpoints, and one more while it is written aside.
+
+    With ``save.optimizer: false`` the newest has the optimizer's moments nevertheless, and so has the one being written.
+    """
+    newest = recipe.model_copy(update={"save": recipe.save.model_copy(update={"optimizer": True})})
+    return (checkpoint_count(recipe) - 1) * checkpoint_bytes(recipe, facts) + 2 * checkpoint_bytes(newest, facts)

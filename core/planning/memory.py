@@ -78,7 +78,7 @@ def train_memory(
     phases = {"rollout": rollout, "backward": update, "step": step}
     if cuda:
         phases = {name: _with_slack(phase) for name, phase in phases.items()}
-    saved = max(4, 8 if recipe.save.optimizer else 0) * facts.parameters  # one file's tensors pass through host memory
+    saved = 8 * facts.parameters  # one file's tensors pass through host memory
     return Memory(static, phases, pinned, HOST_BYTES + pinned + saved if cuda else 0)
 
 

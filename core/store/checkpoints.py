@@ -10,8 +10,11 @@ from core.store import events
 from core.store.database import now
 from core.store.errors import NotFound
 from core.store.fencing import Fence, require
-from core.store.models import Checkpoint, CheckpointFile, Look, Run
+from core.store.models import Checkpoint, CheckpointFile, Event, Look, Run
 from core.store.states import FINAL
+
+PINNED = "model_pinned"
+"""Event by which a run fixes what a reference to another run's checkpoint means to it."""
 
 
 def add(
@@ -96,17 +99,25 @@ def best(session: Session, run_id: str, suite: str | None = None) -> Checkpoint 
 
 
 def steps_in_use(session: Session, run_id: str) -> set[int]:
-    """Return the steps at which a run that is not final forked from ``run_id``, or that it names as a model."""
-    users = select(Run.parent_id, Run.parent_step, Run.recipe).where(Run.state.not_in(FINAL), Run.deleted_at.is_(None))
+    """Return the steps at which a run that is not final forked from ``run_id``, or that it names or has pinned as a model."""
+    users = select(Run.id, Run.parent_id, Run.parent_step, Run.recipe)
+    users = users.where(Run.state.not_in(FINAL), Run.deleted_at.is_(None))
     steps: set[int] = set()
-    for parent_id, parent_step, recipe in session.execute(users):
+    for user_id, parent_id, parent_step, recipe in session.execute(users):
         if parent_id == run_id and parent_step is not None:
             steps.add(parent_step)
-        for model in (recipe.get("model"), *recipe.get("against", ())):
+        pinned = [pin["model"] for pin in pins(session, user_id)]
+        for model in (recipe.get("model"), *recipe.get("against", ()), *pinned):
             owner, _, step = str(model).partition("/step-")
             if owner == f"run:{run_id}" and step.isdecimal():
                 steps.add(int(step))
     return steps
+
+
+def pins(session: Session, run_id: str) -> list[dict[str, Any]]:
+    """Return what a run has pinned, oldest first: {reference, model (its step named), checkpoint (its id), sha256}."""
+    query = select(Event.payload).where(Event.run_id == run_id, Event.type == PINNED).order_by(Event.seq)
+    return list(session.scalars(query))
 
 
 def mark_deleted(session: Session, checkpoint_id: str) -> Checkpoint:
@@ -117,6 +128,22 @@ def mark_deleted(session: Session, checkpoint_id: str) -> Checkpoint:
         session.flush()
         events.append(session, row.run_id, "checkpoint_deleted", {"id": row.id, "step": row.step})
     return row
+
+
+def forget_optimizer(
+    session: Session, checkpoint_id: str, *, file: str, manifest: str, manifest_bytes: int, manifest_sha256: str
+) -> None:
+    """Record that a checkpoint keeps its weights alone: ``file`` goes, and ``manifest`` no longer names it."""
+    row = by_id(session, checkpoint_id)
+    for one in files(session, checkpoint_id):
+        if one.name == file:
+            row.bytes -= one.bytes
+            session.delete(one)
+        elif one.name == manifest:
+            row.bytes += manifest_bytes - one.bytes
+            one.bytes, one.sha256 = manifest_bytes, manifest_sha256
+    row.has_optimizer = False
+    session.flush()
 
 
 def _usable(run_id: str) -> Select[Checkpoint]:

@@ -115,10 +115,17 @@ def discard_unfinished(session: Session, fence: Fence) -> int:
     A partial evaluation is nobody's result, and its items will be asked again under the same ids.
     """
     require(session, fence)
-    query = select(Evaluation.id).where(Evaluation.run_id == fence.run_id, Evaluation.status == "running")
-    ids = list(session.scalars(query))
-    session.execute(delete(ItemRecord).where(ItemRecord.evaluation_id.in_(ids)))
-    session.execute(delete(Evaluation).where(Evaluation.id.in_(ids)))
+    return drop_unfinished(session, fence.run_id)
+
+
+def drop_unfinished(session: Session, run_id: str) -> int:
+    """The same for a run that nobody holds any more; the caller has locked it."""
+    ids = list(
+        session.scalars(select(Evaluation.id).where(Evaluation.run_id == run_id, Evaluation.status == "running"))
+    )
+    if ids:
+        session.execute(delete(ItemRecord).where(ItemRecord.evaluation_id.in_(ids)))
+        session.execute(delete(Evaluation).where(Evaluation.id.in_(ids)))
     return len(ids)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, aliased
 
-from core.store import events
+from core.store import evaluations, events
 from core.store.database import now
 from core.store.errors import NotFound
 from core.store.models import Attempt, Outbox, Run, RunAfter, Worker
@@ -38,6 +38,7 @@ def move(
     """Take a locked ``run`` to state ``to``; raises IllegalTransition.
 
     Leaving the held states clears the lease (so the holder's fence turns stale) and ends the attempt as ``attempt_state``.
+    A final run keeps no evaluation that was cut off: nobody will finish it.
     """
     old = RunState(run.state)
     check(run.id, old, to)
@@ -50,6 +51,7 @@ def move(
         ring(session, run.id, at)
     if to in FINAL:
         run.finished_at, run.outcome_reason, run.error = at, reason, error
+        evaluations.drop_unfinished(session, run.id)
     session.flush()
     payload = {"from": old, "to": to} | ({"reason": reason} if reason else {}) | ({"error": error} if error else {})
     events.append(session, run.id, "state", payload, attempt=run.attempt or None)

@@ -61,8 +61,8 @@ def write_checkpoint(
 ) -> WrittenCheckpoint:
     """Write one checkpoint to ``directory`` so that a crash at any moment leaves either nothing or the whole.
 
-    ``save_model`` writes the model and tokenizer files into the folder it is given. ``optimizer_tensors`` is None where the
-    recipe keeps weights only. An existing folder of the same name is replaced (it never had a row).
+    ``save_model`` writes the model and tokenizer files into the folder it is given. ``optimizer_tensors`` is None for weights
+    that no update made. An existing folder of the same name is replaced (it never had a row).
     """
     aside = directory.with_name(f".{directory.name}.writing")
     shutil.rmtree(aside, ignore_errors=True)
@@ -94,23 +94,26 @@ def verify_checkpoint(directory: Path) -> str:
     manifest_path = directory / MANIFEST
     if not manifest_path.is_file():
         raise DamagedCheckpointError(f"{directory.name} has no {MANIFEST}: it was never completed")
-    manifest = json.loads(manifest_path.read_text())
-    for name, expected in manifest["files"].items():
+    try:
+        manifest = json.loads(manifest_path.read_text())
+        files = {str(name): (facts["bytes"], facts["sha256"]) for name, facts in manifest["files"].items()}
+        weights = str(manifest["weights_sha256"])
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise DamagedCheckpointError(f"{directory.name}/{MANIFEST} cannot be read: {problem!r}") from problem
+    for name, expected in files.items():
         path = directory / name
         if not path.is_file():
             raise DamagedCheckpointError(f"{directory.name}/{name} is missing")
-        if path.stat().st_size != expected["bytes"] or _sha256(path) != expected["sha256"]:
+        if (path.stat().st_size, _sha256(path)) != expected:
             raise DamagedCheckpointError(f"{directory.name}/{name} differs from the manifest")
-    return str(manifest["weights_sha256"])
+    return weights
 
 
 def read_optimizer(directory: Path) -> dict[str, Tensor]:
     """Return the optimizer tensors of a checkpoint; raises :class:`DamagedCheckpointError` when it holds weights only."""
     path = directory / OPTIMIZER
     if not path.is_file():
-        raise DamagedCheckpointError(
-            f"{directory.name} holds weights only (save.optimizer was false); it cannot be continued"
-        )
+        raise DamagedCheckpointError(f"{directory.name} holds weights only; it cannot be continued")
     return load_file(path)
 
 
@@ -118,6 +121,33 @@ def read_trainer_state(directory: Path) -> dict[str, Any]:
     """Return the counters that were stored with a checkpoint."""
     state: dict[str, Any] = json.loads((directory / TRAINER_STATE).read_text())
     return state
+
+
+def manifest_without_optimizer(directory: Path) -> CheckpointFile:
+    """Return what the manifest will be as a file once :func:`drop_optimizer` has run."""
+    data = _manifest_without_optimizer(directory)
+    return CheckpointFile(MANIFEST, len(data), hashlib.sha256(data).hexdigest())
+
+
+def drop_optimizer(directory: Path) -> None:
+    """Keep the weights of a checkpoint and remove its optimizer state; a crash at any moment leaves a folder that verifies.
+
+    Doing so again changes nothing.
+    """
+    if not (directory / OPTIMIZER).exists():
+        return
+    aside = directory / f".{MANIFEST}.writing"
+    aside.write_bytes(_manifest_without_optimizer(directory))
+    _sync(aside)
+    aside.rename(directory / MANIFEST)
+    _sync(directory)
+    (directory / OPTIMIZER).unlink()
+
+
+def _manifest_without_optimizer(directory: Path) -> bytes:
+    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest["files"].pop(OPTIMIZER, None)
+    return _json_bytes(manifest)
 
 
 def remove_checkpoint(directory: Path) -> None:
@@ -140,7 +170,11 @@ def remove_leftovers(parent: Path, keep: Collection[str]) -> None:
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False))
+    path.write_bytes(_json_bytes(value))
+
+
+def _json_bytes(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode()
 
 
 def _seal(path: Path) -> CheckpointFile:

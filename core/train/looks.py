@@ -23,8 +23,12 @@ from core.train.prepare import Prepared
 BASE = "base"
 
 
-class BaseUnjudgedError(RuntimeError):
-    """Some answers of the base model could not be judged because the machinery failed; the attempt should be repeated."""
+UNJUDGED_LIMIT = 0.1
+"""Share of a look's items that may stay unjudged after they were asked again; with more, the look says too little."""
+
+
+class UnjudgedError(RuntimeError):
+    """Answers could not be judged because the machinery failed, also when asked again; the attempt should be repeated."""
 
 
 class LookKeeper:
@@ -52,12 +56,13 @@ class LookKeeper:
         self._params = params
         self._rule = rule
         self._key = key
+        self._begins_at = begins_at
         self._steps = prespecify.steps_of_looks(recipe, begins_at)
         self._base: dict[str, dict[str, float]] = {}
 
-    def missing(self, step: int) -> bool:
-        """Whether a look belongs to ``step`` and was not finished by an earlier attempt."""
-        if step not in self._steps:
+    def missing(self, step: int, *, final: bool = False) -> bool:
+        """Whether a look belongs to ``step``, planned or because the run ends there, and was not finished already."""
+        if step not in self._steps and not (final and step > self._begins_at):
             return False
         with self._context.db.read() as session:
             done = {(row.step, row.suite) for row in looks.list_(session, self._context.run_id, whole=False)}
@@ -72,7 +77,9 @@ class LookKeeper:
         return last is not None and last.decided
 
     def accuracies(self) -> list[float]:
-        """Held-out accuracies of the looks so far, oldest first."""
+        """Held-out accuracies of the looks so far, oldest first; none where the recipe has no looks."""
+        if not self._prepared.suites:
+            return []
         with self._context.db.read() as session:
             rows = looks.list_(session, self._context.run_id, suite=self._stop_suite, whole=False)
         return [row.accuracy for row in rows if row.accuracy is not None]
@@ -116,7 +123,7 @@ class LookKeeper:
             return None
         unjudged = [item for item, score in answered.scores.items() if score is None]
         if unjudged:
-            raise BaseUnjudgedError(
+            raise UnjudgedError(
                 f"{len(unjudged)} base answers of suite {suite} could not be judged, first: {unjudged[0]}"
             )
         with self._context.db.fenced(self._context.fence) as session:
@@ -152,6 +159,11 @@ class LookKeeper:
         )
         if answered is None:
             return False
+        unjudged = sum(score is None for score in answered.scores.values())
+        if unjudged > UNJUDGED_LIMIT * len(items):
+            raise UnjudgedError(
+                f"{unjudged} of {len(items)} answers of suite {suite} at step {step} could not be judged, also when asked again"
+            )
         base = self._base[suite]
         observations = [
             Observation(item.id, base[item.id], answered.scores[item.id] or 0.0, infra=answered.scores[item.id] is None)

@@ -4,6 +4,7 @@ Every finished step is one transaction (curves, rollouts, progress), so no crash
 checkpoint and replays: streams are named by step, so the same samples, updates and looks come out again.
 """
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from core.engines.base import EngineError, NonFiniteLogitsError, SamplingParams
 from core.engines.models import ModelError, stop_token_ids, text_decoder
 from core.engines.references import find_model
 from core.engines.transformers_engine import TransformersEngine
+from core.evals.memory import out_of_memory_explained
 from core.evals.stored import Evaluator
 from core.jobs import Outcome, RunContext, UserError
 from core.planning.facts import PlanError, folder_facts
@@ -25,6 +27,7 @@ from core.planning.plan import Batches, Card, budget_bytes, train_batches
 from core.recipes import TrainRecipe
 from core.store import checkpoints as checkpoint_rows
 from core.store import evaluations, events, metrics, queue, runs
+from core.store.models import Checkpoint
 from core.tasks.pool import VerifierPool
 from core.train import checkpoints, prespecify
 from core.train.looks import LookKeeper
@@ -40,10 +43,8 @@ def run_training(context: RunContext, pool: VerifierPool | None = None) -> Outco
     if not isinstance(recipe, TrainRecipe):
         raise TypeError(f"run {context.run_id} is of kind {recipe.kind}, not train")
     _deterministic(context.device)
-    if pool is not None:
-        return _Training(context, recipe, pool).run()
-    with VerifierPool() as own:
-        return _Training(context, recipe, own).run()
+    with contextlib.nullcontext(pool) if pool else VerifierPool() as grading, out_of_memory_explained(context, recipe):
+        return _Training(context, recipe, grading).run()
 
 
 def _deterministic(device: Mapping[str, Any]) -> None:
@@ -80,15 +81,17 @@ class _Training:
         with context.db.read() as session:
             self._run = runs.get(session, context.run_id)
         device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
-        folder = self._find(recipe.model)
-        batches = self._batches(folder)
-        self._policy = self._load(folder, device)
+        self._start = self._find(recipe.model)
+        batches = self._batches(self._start)
+        self._policy = self._load(self._start, device)
         self._prepared: Prepared = prepare(recipe, context.settings, self._policy.tokenizer, pool)
         look_length = (recipe.looks.max_completion_length if recipe.looks else None) or recipe.max_completion_length
         longest = recipe.max_prompt_length + max(recipe.max_completion_length, look_length)
         self._engine = self._open_engine(longest, batches.rollout)
         decode = text_decoder(self._policy.tokenizer)
-        frozen = prespecify.load_or_freeze(context, recipe, self._prepared.suites)
+        frozen = prespecify.load_or_freeze(
+            context, recipe, self._prepared.suites, train=self._prepared.train, heldout=self._prepared.heldout
+        )
         greedy = SamplingParams(
             temperature=0.0,
             max_tokens=look_length,
@@ -156,9 +159,27 @@ class _Training:
             return self._nonfinite_end()
         if self._looks.missing(step) and not self._looks.look(step, self._hash()):
             return self._requested()
-        if self._looks.stop_decided():
-            return Outcome("damage_stopped", f"the damage rule decided at step {step}")
-        return self._own_end(step) or self._requested()
+        ended = self._damage_stop(step) or self._own_end(step)
+        if ended is not None and self._looks.missing(step, final=True):
+            return self._final_look(step, ended)
+        return ended or self._requested()
+
+    def _damage_stop(self, step: int) -> Outcome | None:
+        return (
+            Outcome("damage_stopped", f"the damage rule decided at step {step}") if self._looks.stop_decided() else None
+        )
+
+    def _final_look(self, step: int, ended: Outcome) -> Outcome | None:
+        """Look at the weights that a run leaves which ends between two looks; what the rule decides there holds.
+
+        The look takes the place of the next planned one, so there are never more than the T that the rule was frozen for.
+        The weights are saved first: an attempt that comes after a crash finds the end where it was.
+        """
+        if self._saved_step != step:
+            self._save(step)
+        if not self._looks.look(step, self._hash()):
+            return self._requested()
+        return self._damage_stop(step) or ended
 
     def _own_end(self, step: int) -> Outcome | None:
         if step >= self._recipe.max_steps:
@@ -195,34 +216,63 @@ class _Training:
         return outcome
 
     def _resume(self) -> None:
-        """Go back to the last checkpoint, or to a parent's where this run is a fork that has none of its own yet."""
+        """Go back to the last good checkpoint, or to a parent's where this run is a fork that has none of its own yet."""
         context = self._context
+        row = self._newest_good()
         with context.db.fenced(context.fence) as session:
-            row = checkpoint_rows.latest(session, context.run_id)
             metrics.supersede_after(session, context.fence, row.step if row else -1)
             evaluations.discard_unfinished(session, context.fence)
             kept = checkpoint_rows.list_(session, context.run_id, superseded=True)
         folders = context.settings.run_dir(context.run_id) / "checkpoints"
         checkpoints.remove_leftovers(folders, keep={Path(one.path).name for one in kept})
+        for one in kept:
+            if not one.has_optimizer:
+                checkpoints.drop_optimizer(context.settings.home / one.path)
         if row is not None:
-            self._restore(context.settings.home / row.path, row.step, with_optimizer=row.has_optimizer)
+            self._restore(context.settings.home / row.path, row.step)
             self._saved_step = row.step
-        elif self._run.parent_id is not None and self._run.parent_step is not None:
-            self._fork(self._run.parent_id, self._run.parent_step)
+        elif self._run.parent_step is not None:
+            self._fork(self._run.parent_step)
         with context.db.fenced(context.fence) as session:
             queue.runner_started(session, context.fence, resumed_from_step=self._progress.step if row else None)
 
-    def _fork(self, parent_id: str, step: int) -> None:
-        """Begin with a parent's weights, moments and step; its hours and its skipped updates stay its own."""
+    def _newest_good(self) -> Checkpoint | None:
+        """Return the newest checkpoint that training can continue from; damaged ones met on the way are marked deleted."""
+        context = self._context
+        with context.db.read() as session:
+            rows = checkpoint_rows.list_(session, context.run_id)
+        for row in reversed(rows):
+            if row.step > 0 and not row.has_optimizer:
+                continue
+            try:
+                checkpoints.verify_checkpoint(context.settings.home / row.path)
+            except checkpoints.DamagedCheckpointError as problem:
+                with context.db.fenced(context.fence) as session:
+                    checkpoint_rows.mark_deleted(session, row.id)
+                self._event("checkpoint_damaged", {"id": row.id, "step": row.step, "problem": str(problem)})
+                continue
+            return row
+        return None
+
+    def _fork(self, step: int) -> None:
+        """Begin with a parent's weights, moments and step; its hours and its skipped updates stay its own.
+
+        The parent's checkpoint is the model of a fork's recipe.
+        """
         if step >= self._recipe.max_steps:
             raise UserError(
                 "nothing_left",
                 f"the fork begins at step {step} and max_steps is {self._recipe.max_steps}: no step is left to take; "
                 f"raise max_steps above {step}, or fork from an earlier step",
             )
-        folder = self._find(f"run:{parent_id}/step-{step}")
+        if step > 0 and not (self._start / checkpoints.OPTIMIZER).is_file():
+            raise UserError(
+                "no_optimizer_state",
+                f"the parent's checkpoint of step {step} holds weights only, so training cannot continue from it; fork from a "
+                "checkpoint with optimizer state, or start a new run with this one as its model",
+            )
         try:
-            self._restore(folder, step, with_optimizer=(folder / checkpoints.OPTIMIZER).is_file())
+            self._restore(self._start, step)
         except ValueError as problem:
             raise UserError(
                 "optimizer_differs",
@@ -231,14 +281,8 @@ class _Training:
             ) from problem
         self._progress = _Progress(step)
 
-    def _restore(self, folder: Path, step: int, *, with_optimizer: bool) -> None:
-        checkpoints.verify_checkpoint(folder)
-        if step > 0 and not with_optimizer:
-            raise UserError(
-                "no_optimizer_state",
-                f"the checkpoint of step {step} holds weights only, so training cannot continue from it; "
-                "start a new run from it with model run:ID/step-N, or keep save.optimizer true",
-            )
+    def _restore(self, folder: Path, step: int) -> None:
+        """Take weights, moments and counters from a verified folder; those of step 0 are the base model's, loaded already."""
         if step > 0:
             self._policy.restore(folder)
             state = checkpoints.read_trainer_state(folder)
@@ -248,13 +292,13 @@ class _Training:
         self._log.info("continuing from the checkpoint of step %d", step)
 
     def _save(self, step: int) -> None:
-        context, save = self._context, self._recipe.save
+        context = self._context
         directory = context.settings.checkpoint_dir(context.run_id, context.attempt, step)
         written = self._policy.save(
             directory,
             step=step,
             weights_sha256=self._hash(),
-            with_optimizer=save.optimizer and step > 0,
+            with_optimizer=step > 0,
             state=self._progress.state(),
         )
         with context.db.fenced(context.fence) as session:
@@ -266,11 +310,13 @@ class _Training:
                 sha256=written.weights_sha256,
                 files={file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in written.files},
                 bytes=written.bytes,
-                has_optimizer=save.optimizer and step > 0,
+                has_optimizer=step > 0,
                 provenance={"run": context.run_id, "attempt": context.attempt, "recipe_model": self._recipe.model},
             )
         self._saved_step = step
         self._forget_old()
+        if not self._recipe.save.optimizer:
+            self._drop_optimizers()
 
     def _forget_old(self) -> None:
         """Apply ``save.keep``: the newest so many stay, and always step 0, the best look's and what another run names."""
@@ -286,6 +332,26 @@ class _Training:
                 checkpoint_rows.mark_deleted(session, row.id)
         for row in doomed:
             checkpoints.remove_checkpoint(context.settings.home / row.path)
+
+    def _drop_optimizers(self) -> None:
+        """Apply ``save.optimizer: false``: the newest checkpoint alone has optimizer state, so that the run can continue."""
+        context, home = self._context, self._context.settings.home
+        with context.db.fenced(context.fence) as session:
+            spared = checkpoint_rows.steps_in_use(session, context.run_id)
+            older = checkpoint_rows.list_(session, context.run_id)[:-1]
+            doomed = [row for row in older if row.has_optimizer and row.step not in spared]
+            for row in doomed:
+                manifest = checkpoints.manifest_without_optimizer(home / row.path)
+                checkpoint_rows.forget_optimizer(
+                    session,
+                    row.id,
+                    file=checkpoints.OPTIMIZER,
+                    manifest=manifest.name,
+                    manifest_bytes=manifest.bytes,
+                    manifest_sha256=manifest.sha256,
+                )
+        for row in doomed:
+            checkpoints.drop_optimizer(home / row.path)
 
     def _batches(self, folder: Path) -> Batches:
         """The batch sizes that the memory plan was made for."""
@@ -315,9 +381,15 @@ class _Training:
 
     def _find(self, reference: str) -> Path:
         try:
-            return find_model(self._context.db, self._context.settings, reference).folder
+            source = find_model(self._context.db, self._context.settings, self._context.fence, reference)
+            if source.sha256 is not None:
+                checkpoints.verify_checkpoint(source.folder)
         except ModelError as problem:
             raise UserError("unknown_model", str(problem)) from problem
+        except checkpoints.DamagedCheckpointError as problem:
+            message = f"the checkpoint {source.reference} is damaged: {problem}; begin from another step"
+            raise UserError("damaged_checkpoint", message) from problem
+        return source.folder
 
     def _hash(self) -> str:
         """Hash of the current weights; computed once per step, since it reads every weight."""

@@ -16,6 +16,7 @@ from core.jobs import RunContext, UserError
 from core.prespec.canonical import canonical_bytes, decimals_as_strings
 from core.prespec.chain import claimed_text
 from core.prespec.document import automatic_document, draw_key, freeze_hash
+from core.prespec.environment import ENVIRONMENT, HELDOUT, TRAIN, changed_items, environment_of
 from core.prespec.merkle import items_root
 from core.recipes import RecipeError, TrainRecipe, family_hash, recipe_hash, resolved
 from core.recipes.resolution import stop_pool
@@ -94,10 +95,13 @@ def freeze_automatic(session: Session, run: Run, recipe: TrainRecipe, n_pool: in
     )
 
 
-def load_or_freeze(context: RunContext, recipe: TrainRecipe, suites: dict[str, ItemSet]) -> Frozen:
+def load_or_freeze(
+    context: RunContext, recipe: TrainRecipe, suites: dict[str, ItemSet], *, train: ItemSet, heldout: ItemSet
+) -> Frozen:
     """Return what was frozen for the run, freezing it now where the api could not, and amend it once with data hashes.
 
-    Raises :class:`UserError` when a suite's items are no longer those that an earlier attempt found.
+    Raises :class:`UserError` when the pool has another size than the frozen rule, or when items are no longer those that an
+    earlier attempt found.
     """
     pool = len(next(iter(suites.values()))) if suites else 0
     with context.db.fenced(context.fence) as session:
@@ -107,32 +111,40 @@ def load_or_freeze(context: RunContext, recipe: TrainRecipe, suites: dict[str, I
         else:
             row = prespecs.get(session, run.prespecification_id)
         key = draw_key(row.hash)
-        found = [one["payload"] for one in row.amendments if one["payload"].get("kind") == "environment"]
-        if found:
-            _check_unchanged(found[0], suites)
-        else:
-            prespecs.amend(session, row.id, _environment(context, suites, key))
-    stated = row.document["analysis"]["rule"]
-    return Frozen(rule_from_frozen(stated) if isinstance(stated, dict) else None, key)
+        stated = row.document["analysis"]["rule"]
+        rule = rule_from_frozen(stated) if isinstance(stated, dict) else None
+        if rule is not None and rule.n_pool != pool:
+            raise UserError(
+                "data_changed",
+                f"the damage stop was frozen for a pool of {rule.n_pool} items, and suite {next(iter(suites))} has {pool} now; "
+                "put the data back as it was, or post the recipe anew",
+            )
+        environment = _environment(context, suites, train=train, heldout=heldout, key=key)
+        found = environment_of(row.amendments)
+        if found is None:
+            prespecs.amend(session, row.id, environment)
+        elif changed := changed_items(found, environment):
+            raise UserError(
+                "data_changed",
+                f"the items of {', '.join(changed)} are not those that this run began with, so what its attempts find could "
+                "not be put together; put the data back as it was, or post the recipe anew",
+            )
+    return Frozen(rule, key)
 
 
-def _check_unchanged(found: dict[str, Any], suites: dict[str, ItemSet]) -> None:
-    changed = [name for name, items in suites.items() if found["suites"].get(name, {}).get("sha256") != items.sha256]
-    if changed:
-        raise UserError(
-            "data_changed",
-            f"the items of {', '.join(changed)} are not those that this run began with, so its looks could not be compared; "
-            "put the data back as it was, or post the recipe anew",
-        )
-
-
-def _environment(context: RunContext, suites: dict[str, ItemSet], key: bytes) -> dict[str, Any]:
+def _environment(
+    context: RunContext, suites: dict[str, ItemSet], *, train: ItemSet, heldout: ItemSet, key: bytes
+) -> dict[str, Any]:
     """What was not known when the recipe was posted. The salts of the Merkle leaves derive from the draw key."""
     secret = hashlib.sha256(b"driftline/merkle-salt/1\n" + key).digest()
     payload: dict[str, Any] = decimals_as_strings(
         {
-            "kind": "environment",
+            "kind": ENVIRONMENT,
             "device": dict(context.device),
+            "data": {
+                TRAIN: {"items": len(train), "sha256": train.sha256},
+                HELDOUT: {"items": len(heldout), "sha256": heldout.sha256},
+            },
             "suites": {
                 name: {
                     "items": len(items),

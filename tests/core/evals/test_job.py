@@ -8,7 +8,7 @@ import pytest
 
 from core.evals.job import run_evaluation
 from core.jobs import UserError
-from core.store import evaluations, runs
+from core.store import checkpoints, evaluations, events, prespecs, runs
 from core.store.models import Run
 from core.tasks.pool import VerifierPool
 from core.train.loop import run_training
@@ -137,3 +137,86 @@ def test_a_long_suite_name_fits_the_phase_column(trained, pool, monkeypatch) -> 
     service.finish(context, run_evaluation(context, pool))
     assert "eval: reasoning_gym:simple_equat" in phases
     assert max(map(len, phases)) <= Run.__table__.c.phase.type.length
+
+
+def test_what_best_and_last_mean_is_settled_by_the_first_attempt(trained, pool) -> None:
+    service, run_id = trained
+    eval_id = service.post_recipe(recipe(model=f"run:{run_id}/last", suites=[SUITE, {**SUITE, "items": 5}]))
+    first = service.attempt(eval_id, ScriptedControl(lambda question: "drain" if question > 1 else None))
+    assert run_evaluation(first, pool).state == "interrupted"
+    with service.db.read() as session:
+        newest = checkpoints.latest(session, run_id)
+        assert {row.status for row in evaluations.list_for_run(session, eval_id)} == {"finished"}
+    service.lost(first)
+    with service.db.write() as session:  # as if the run had gone on
+        later = type(newest)(
+            run_id=run_id, attempt=1, step=9, path="gone", sha256="f" * 64, bytes=1, has_optimizer=True
+        )
+        later.provenance, later.created_at = {}, newest.created_at
+        session.add(later)
+    try:
+        context = service.attempt(eval_id)
+        service.finish(context, run_evaluation(context, pool))
+    finally:
+        with service.db.write() as session:
+            session.delete(session.get(type(newest), later.id))
+    with service.db.read() as session:
+        rows = evaluations.list_for_run(session, eval_id)
+        [pin] = [event.payload for event in events.page(session, eval_id).items if event.type == checkpoints.PINNED]
+    assert {row.model_ref for row in rows} == {f"run:{run_id}/step-2"}
+    assert (pin["reference"], pin["checkpoint"]) == (f"run:{run_id}/last", newest.id)
+
+
+def test_a_pinned_checkpoint_that_is_gone_is_named(trained, pool) -> None:
+    service, run_id = trained
+    eval_id = service.post_recipe(recipe(model=f"run:{run_id}/step-0"))
+    first = service.attempt(eval_id, ScriptedControl(lambda _: "drain"))
+    run_evaluation(first, pool)
+    service.lost(first)
+    with service.db.write() as session:
+        row = checkpoints.at_step(session, run_id, 0)
+        row.deleted_at = 1.0
+    context = service.attempt(eval_id)
+    try:
+        with pytest.raises(UserError, match=f"run:{run_id}/step-0, whose checkpoint was deleted"):
+            run_evaluation(context, pool)
+    finally:
+        service.lost(context)
+        with service.db.write() as session:
+            checkpoints.by_id(session, row.id).deleted_at = None
+            runs.request_cancel(session, eval_id)
+
+
+def test_held_out_items_that_are_no_longer_the_runs_own_are_refused(trained, pool) -> None:
+    service, run_id = trained
+    with service.db.write() as session:
+        row = prespecs.get(session, runs.get(session, run_id).prespecification_id)
+        stated = row.amendments
+        [environment] = [one["payload"] for one in stated]
+        data = environment["data"] | {"held-out": {"items": 20, "sha256": "0" * 64}}
+        row.amendments = [stated[0] | {"payload": environment | {"data": data}}]
+    context = service.attempt(service.post_recipe(recipe(model=f"run:{run_id}/last", suites=["holdout"])))
+    try:
+        with pytest.raises(UserError, match="held-out items") as refused:
+            run_evaluation(context, pool)
+        assert refused.value.code == "data_changed"
+    finally:
+        service.lost(context)
+        with service.db.write() as session:
+            prespecs.get(session, row.id).amendments = stated
+            runs.request_cancel(session, context.run_id)
+
+
+def test_a_card_that_ran_out_of_memory_is_the_users_to_mend(trained, pool, monkeypatch) -> None:
+    import torch
+
+    def run_out(*given: Any, **options: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("core.evals.job.load_model", run_out)
+    service, _ = trained
+    context = service.attempt(service.post_recipe(recipe()))
+    with pytest.raises(UserError, match="ran out of memory") as refused:
+        run_evaluation(context, pool)
+    assert refused.value.code == "out_of_memory"
+    service.lost(context)

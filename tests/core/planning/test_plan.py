@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from core.planning import Card, PlanError, estimate, model_facts, plan
-from core.planning.cost import checkpoint_bytes, checkpoint_count, look_items
+from core.planning.cost import checkpoint_bytes, checkpoint_count, disk_bytes, look_items
 from core.planning.memory import (
     CUDA_CONTEXT_BYTES,
     GIB,
@@ -133,6 +133,9 @@ def test_checkpoints_and_their_disk() -> None:
     assert checkpoint_bytes(recipe(), TINY) == 12 * 1448 + small
     assert checkpoint_bytes(recipe(save={"every": 4, "optimizer": False}), TINY) == 4 * 1448 + small
     assert checkpoint_bytes(recipe(optimizer="sgd"), TINY) == 4 * 1448 + small
+    # Weights alone, but for the newest and the one being written.
+    assert disk_bytes(recipe(), TINY) == 5 * (12 * 1448 + small)
+    assert disk_bytes(recipe(save={"every": 4, "optimizer": False}), TINY) == 5 * (4 * 1448 + small) + 2 * 8 * 1448
     # The measured checkpoint of the demo's model is 1.54 GB.
     assert checkpoint_bytes(recipe(), model_facts("smollm2-135m")) / 1e9 == pytest.approx(1.61, rel=0.06)
 

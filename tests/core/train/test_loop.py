@@ -1,7 +1,5 @@
 """A whole train run on a tiny model, undisturbed and killed."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from core.store import checkpoints, evaluations, looks, metrics, prespecs, rollouts, runs
@@ -50,12 +48,6 @@ def what_came_out(service: Service, run_id: str) -> dict[str, object]:
                 for row in rollouts.page(session, run_id, limit=200).items
             ],
         }
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[VerifierPool]:
-    with VerifierPool(workers=1) as shared:
-        yield shared
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Attempts that end between what a step does and what follows it, forks, and what retention must leave alone."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,12 +17,6 @@ from core.train.loop import run_training
 from tests.core.train.service import RECIPE, TINY, Killed, ScriptedControl, Service
 
 QUICK: dict[str, Any] = {"looks": None, "damage_stop": None}
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[VerifierPool]:
-    with VerifierPool(workers=1) as shared:
-        yield shared
 
 
 def fork(service: Service, parent: str, step: int, **changes: Any) -> str:
@@ -132,17 +125,36 @@ def test_weights_that_give_no_finite_logits_are_the_recipes_fault(service, pool)
     assert refused.value.code == "nonfinite_logits"
 
 
-def test_data_that_changed_between_attempts_is_refused(service, pool) -> None:
+@pytest.mark.parametrize("part", ["suite holdout", "training", "held-out"])
+def test_data_that_changed_between_attempts_is_refused_and_named(service, pool, part) -> None:
+    context = service.attempt(service.post())
+    items = a_few_items(context.recipe)
+    other = items.subset(list(reversed(items.items)), name=items.name, split=items.split)
+
+    def load(changed: str = "") -> None:
+        prespecify.load_or_freeze(
+            context,
+            context.recipe,
+            {"holdout": other if changed == "suite holdout" else items},
+            train=other if changed == "training" else items,
+            heldout=other if changed == "held-out" else items,
+        )
+
+    load()
+    load()
+    with pytest.raises(UserError, match=f"the items of {part} are not") as refused:
+        load(part)
+    assert refused.value.code == "data_changed"
+
+
+def test_a_pool_of_another_size_than_the_frozen_rules_is_refused_at_the_first_attempt(service, pool) -> None:
     run_id = service.post()
     context = service.attempt(run_id)
-    recipe = context.recipe
-    items = a_few_items(recipe)
-    prespecify.load_or_freeze(context, recipe, {"holdout": items})
-    prespecify.load_or_freeze(context, recipe, {"holdout": items})
-    fewer = items.subset(list(items)[1:], name=items.name, split=items.split)
-    with pytest.raises(UserError, match="holdout") as refused:
-        prespecify.load_or_freeze(context, recipe, {"holdout": fewer})
-    assert refused.value.code == "data_changed"
+    items = a_few_items(context.recipe)
+    with service.db.write() as session:
+        prespecify.freeze_automatic(session, runs.get(session, run_id), context.recipe, 21)
+    with pytest.raises(UserError, match="a pool of 21 items, and suite holdout has 20 now"):
+        prespecify.load_or_freeze(context, context.recipe, {"holdout": items}, train=items, heldout=items)
 
 
 def a_few_items(recipe: Any) -> Any:

@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 
 from api.times import iso
 from core.damage.status import BaseFacts, PrespecFacts, RunFacts, build_status
-from core.recipes.train import look_steps
+from core.recipes import TrainRecipe, load_recipe
 from core.store import evaluations, looks, prespecs
 from core.store.evaluations import CORRECT
 from core.store.models import Look, Prespecification, Run
+from core.train.prespecify import steps_of_looks
 
 _REMEMBERED = 256
 _noise_floors: dict[tuple[str, str], float | None] = {}
@@ -32,7 +33,7 @@ def status(session: Session, run: Run) -> dict[str, Any]:
     rule = _rule(prespec)
     task = {"holdout", run.recipe["data"]["dataset"]}
     return build_status(
-        run=RunFacts(run.id, run.state, look_steps(run.recipe["max_steps"], plan["every"]) if plan else ()),
+        run=RunFacts(run.id, run.state, _look_steps(run)),
         rule=rule,
         looks=own,
         base=_base(session, run, suite, rule),
@@ -65,6 +66,12 @@ def look(row: Look) -> dict[str, Any]:
         "state": row.state,
         "created_at": iso(row.created_at),
     }
+
+
+def _look_steps(run: Run) -> list[int]:
+    """Steps of the planned looks, a fork's from the step it begins at."""
+    recipe = load_recipe(run.recipe)
+    return steps_of_looks(recipe, run.parent_step or 0) if isinstance(recipe, TrainRecipe) else []
 
 
 def _rule(prespec: Prespecification | None) -> dict[str, Any] | None:

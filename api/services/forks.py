@@ -26,8 +26,8 @@ class Fork:
 def prepare(session: Session, parent: Run, wish: ForkFrom, settings: Settings) -> Fork:
     """Merge the overrides and choose the checkpoint. Raises an API error or a ``RecipeError``.
 
-    From a checkpoint, the child's model is that checkpoint, so ``model`` cannot be overridden; ``after`` is not inherited,
-    since the parent's conditions were met or have failed already.
+    From a checkpoint, the child's model is that checkpoint, so ``model`` cannot be overridden, and neither can what decides
+    which items are held out. ``after`` is not inherited, since the parent's conditions were met or have failed already.
     """
     step = _step(session, parent, wish)
     if step is not None and "model" in wish.overrides:
@@ -42,6 +42,9 @@ def prepare(session: Session, parent: Run, wish: ForkFrom, settings: Settings) -
     if step is not None:
         merged["model"] = f"run:{parent.id}/step-{step}"
     child = submission.read(session, merged, settings)
+    if step is not None:
+        _refuse_other_items(parent, child)
+        _refuse_nothing_left(child, step)
     lineage = Lineage(
         parent_id=parent.id,
         parent_step=step,
@@ -50,6 +53,31 @@ def prepare(session: Session, parent: Run, wish: ForkFrom, settings: Settings) -
         exploratory=step is not None and (parent.state == RunState.DAMAGE_STOPPED or parent.exploratory),
     )
     return Fork(child, lineage)
+
+
+def _refuse_other_items(parent: Run, child: Submission) -> None:
+    """The seed and the data decide which items are held out: others would be items that the parent has trained on."""
+    before, after = parent.recipe, child.resolved
+    changed = [f"data.{name}" for name in after["data"] if after["data"][name] != before["data"].get(name)]
+    if after["seed"] != before["seed"]:
+        changed.append("seed")
+    if changed:
+        raise InvalidRequest(
+            f"a fork from a checkpoint keeps its parent's {changed[0]}: with another one it would hold out items that the "
+            "checkpoint was trained on",
+            param=f"overrides.{changed[0]}",
+            hint=f'leave {changed[0]} out, or fork with "from_step": "scratch"',
+        )
+
+
+def _refuse_nothing_left(child: Submission, step: int) -> None:
+    steps = child.resolved["max_steps"]
+    if step >= steps:
+        raise InvalidRequest(
+            f"the fork begins at step {step} and max_steps is {steps}: no step is left to take",
+            param="overrides.max_steps",
+            hint=f"set overrides.max_steps above {step}, or name an earlier from_step",
+        )
 
 
 def _step(session: Session, parent: Run, wish: ForkFrom) -> int | None:
@@ -72,6 +100,14 @@ def _step(session: Session, parent: Run, wish: ForkFrom) -> int | None:
         hint = f'GET /runs/{parent.id}/checkpoints lists those there are; "scratch" needs none'
         raise Conflict(
             f"run {parent.id} has no checkpoint of {which}", param="from_step", code="no_checkpoint", hint=hint
+        )
+    if found.step > 0 and not found.has_optimizer:
+        raise Conflict(
+            f"the checkpoint of step {found.step} holds weights only (save.optimizer is false), so training cannot continue "
+            "from it",
+            param="from_step",
+            code="no_optimizer_state",
+            hint=f'fork from the last step, or post a recipe with "model": "run:{parent.id}/step-{found.step}"',
         )
     return found.step
 

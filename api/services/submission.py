@@ -30,6 +30,7 @@ from core.settings import Settings
 from core.store import checkpoints, runs
 from core.store.errors import Ambiguous, NotFound
 from core.store.models import Run
+from core.store.states import FINAL, RunState
 
 AnyRecipe = TrainRecipe | EvalRecipe | AnalysisRecipe
 
@@ -105,7 +106,10 @@ def store(session: Session, submission: Submission, lineage: Lineage | None = No
 
 
 def _with_full_ids(session: Session, submitted: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which every run is named by its full id, so that a prefix cannot come to mean another run later."""
+    """A copy in which every run is named by its full id, so that a prefix cannot come to mean another run later.
+
+    What ``best`` and ``last`` mean is written down as well where it cannot change any more: the run is final.
+    """
     changed = copy.deepcopy(submitted)
     problems: list[Problem] = []
     for name in ("model", "run"):
@@ -133,7 +137,16 @@ def _full_ref(session: Session, ref: str, param: str, problems: list[Problem]) -
     run_id = _full_id(session, prefix, param, problems)
     if len(problems) == before:
         _check_step(session, run_id, which, param, problems)
+        which = _settled(session, run_id, which)
     return f"run:{run_id}{slash}{which}"
+
+
+def _settled(session: Session, run_id: str, which: str) -> str:
+    """The step that ``best`` or ``last`` of a final run means; anything else as it is (the runner pins it)."""
+    if which not in {"best", "last"} or RunState(runs.get(session, run_id).state) not in FINAL:
+        return which
+    row = checkpoints.best(session, run_id) if which == "best" else checkpoints.latest(session, run_id)
+    return which if row is None else f"step-{row.step}"
 
 
 def _full_id(session: Session, prefix: str, param: str, problems: list[Problem]) -> str:

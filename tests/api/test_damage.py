@@ -14,6 +14,13 @@ def test_status_before_any_look_says_not_started(client: TestClient, build: Buil
     assert body["next_look_at_step"] == 4
 
 
+def test_next_look_of_a_fork_comes_after_the_step_it_begins_at(client: TestClient, finished: FinishedRun) -> None:
+    child = client.post(f"/runs/{finished.id}/fork", json={"from_step": 8}).json()
+    body = client.get(f"/runs/{child['id']}/damage-stop").json()
+    assert body["next_look_at_step"] == 12
+    assert body["rule"]["looks"] == 1
+
+
 def test_status_counts_the_last_looks_lost_and_gained_items(client: TestClient, finished: FinishedRun) -> None:
     body = client.get(f"/runs/{finished.id}/damage-stop").json()
     # 1111111100 against 1110110111: items 3 and 6 were lost, 8 and 9 gained.

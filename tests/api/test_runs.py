@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from core.store import idempotency, queue
+from core.store import checkpoints, idempotency, looks, queue
 from core.store.database import Database
 from core.store.states import RunState
 from tests.api.conftest import Builder, FinishedRun, recipe
@@ -390,6 +390,10 @@ def test_fork_of_a_damage_stopped_run_is_exploratory(client: TestClient, build: 
         ({"overrides": {"model": "smollm2-135m"}}, 422, "overrides.model"),
         ({"overrides": {"kind": "eval"}}, 422, "overrides.kind"),
         ({"overrides": {"lr": 1}}, 422, "lr"),
+        ({"overrides": {"seed": 1}}, 422, "overrides.seed"),
+        ({"overrides": {"data": {"holdout": 60}}}, 422, "overrides.data.holdout"),
+        ({"overrides": {"data": {"options": {"size": 500}}}}, 422, "overrides.data.options"),
+        ({"overrides": {"max_steps": 8}}, 422, "overrides.max_steps"),
     ],
 )
 def test_unusable_fork_names_the_field(
@@ -398,6 +402,62 @@ def test_unusable_fork_names_the_field(
     answer = client.post(f"/runs/{finished.id}/fork", json=body)
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == param
+
+
+def test_fork_may_repeat_its_parents_data_and_a_fork_from_scratch_may_change_it(
+    client: TestClient, finished: FinishedRun
+) -> None:
+    same = {"overrides": {"seed": 0, "data": {"holdout": 80}}}
+    assert client.post(f"/runs/{finished.id}/fork", json=same).status_code == 201
+    other = {"from_step": "scratch", "overrides": {"seed": 1, "data": {"holdout": 60}}}
+    assert client.post(f"/runs/{finished.id}/fork", json=other).status_code == 201
+
+
+def test_fork_that_would_begin_at_its_last_step_says_how_to_mend_it(client: TestClient, build: Builder) -> None:
+    fence = build.running()
+    build.checkpoint(fence, 12)
+    build.finish(fence)
+    error = client.post(f"/runs/{fence.run_id}/fork", json={}).json()["error"]
+    assert error["param"] == "overrides.max_steps"
+    assert "begins at step 12 and max_steps is 12" in error["message"]
+    assert "above 12" in error["hint"]
+    longer = client.post(f"/runs/{fence.run_id}/fork", json={"overrides": {"max_steps": 13}})
+    assert longer.status_code == 201
+
+
+def test_fork_from_weights_alone_is_refused(client: TestClient, build: Builder) -> None:
+    fence = build.running()
+    made = build.checkpoint(fence, 4)
+    with build.db.write() as session:
+        checkpoints.by_id(session, made).has_optimizer = False
+    build.finish(fence)
+    answer = client.post(f"/runs/{fence.run_id}/fork", json={"from_step": 4})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "no_optimizer_state")
+
+
+@pytest.mark.parametrize(("which", "step"), [("last", 8), ("best", 4)])
+def test_reference_to_a_final_run_is_stored_with_its_step(
+    client: TestClient, finished: FinishedRun, which: str, step: int, build: Builder
+) -> None:
+    if which == "best":  # the builder's looks name no checkpoint
+        with build.db.write() as session:
+            by_step = {row.step: row.sha256 for row in checkpoints.list_(session, finished.id)}
+            for row in looks.list_(session, finished.id):
+                row.checkpoint_sha256 = by_step[row.step]
+                row.accuracy = 1.0 - row.step / 100
+    ref, pinned = f"run:{finished.id[:6]}/{which}", f"run:{finished.id}/step-{step}"
+    body = {"kind": "eval", "model": ref, "suites": ["gsm8k"], "device": {"kind": "cpu"}}
+    made = client.post("/runs", json=body).json()
+    assert (made["recipe"]["model"], made["submitted"]["model"]) == (pinned, ref)
+    compared = client.post("/runs", json=body | {"model": "smollm2-135m", "against": [ref]}).json()
+    assert compared["recipe"]["against"] == [pinned]
+
+
+def test_reference_to_a_run_at_work_is_left_to_the_first_attempt(client: TestClient, build: Builder) -> None:
+    fence = build.running()
+    build.checkpoint(fence, 4)
+    body = {"kind": "eval", "model": f"run:{fence.run_id}/last", "suites": ["gsm8k"], "device": {"kind": "cpu"}}
+    assert client.post("/runs", json=body).json()["recipe"]["model"] == f"run:{fence.run_id}/last"
 
 
 def test_parent_of_a_waiting_fork_cannot_be_deleted(client: TestClient, finished: FinishedRun) -> None:

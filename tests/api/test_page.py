@@ -244,7 +244,7 @@ def failed(build: Builder) -> str:
 
 def evaluated(build: Builder) -> str:
     model = build.finished().id
-    recipe = {"kind": "eval", "model": f"run:{model}/last", "suites": ["holdout"]}
+    recipe = {"kind": "eval", "model": f"run:{model}/last", "suites": ["holdout"], "device": {"kind": "cpu"}}
     run_id: str = build.client.post("/runs", json=recipe).json()["id"]
     fence = build.claimed(run_id)
     build.evaluation(fence, 0, "eval", "1101")

@@ -126,7 +126,37 @@ def _with_full_ids(session: Session, submitted: dict[str, Any]) -> dict[str, Any
         ]
     if problems:
         raise RecipeError.of(problems)
-    return changed
+    return _settled(session, changed)
+
+
+def _settled(session: Session, recipe: dict[str, Any]) -> dict[str, Any]:
+    """Replace ``best`` and ``last`` of final runs by their steps.
+
+    A name stays as it is where that step is named already, as when the best checkpoint is compared with the last and is the
+    last: a recipe names no model twice, and its first attempt pins both.
+    """
+    names = [name for name in (recipe.get("model"), *recipe.get("against", ())) if isinstance(name, str)]
+    steps: dict[str, str] = {}
+    for name in names:
+        step = _step_of(session, name)
+        steps[name] = name if step in {*names, *steps.values()} else step
+    return recipe | {
+        field: steps[recipe[field]] if field == "model" else [steps[name] for name in recipe[field]]
+        for field in ("model", "against")
+        if field in recipe
+    }
+
+
+def _step_of(session: Session, ref: str) -> str:
+    """``run:ID/best`` or ``last`` of a final run with its step; anything else as it is (the first attempt pins it)."""
+    owner, _, which = ref.partition("/")
+    run_id = owner.removeprefix("run:")
+    if not ref.startswith("run:") or which not in {"best", "last"}:
+        return ref
+    if RunState(runs.get(session, run_id).state) not in FINAL:
+        return ref
+    row = checkpoints.best(session, run_id) if which == "best" else checkpoints.latest(session, run_id)
+    return ref if row is None else f"{owner}/step-{row.step}"
 
 
 def _full_ref(session: Session, ref: str, param: str, problems: list[Problem]) -> str:
@@ -137,16 +167,7 @@ def _full_ref(session: Session, ref: str, param: str, problems: list[Problem]) -
     run_id = _full_id(session, prefix, param, problems)
     if len(problems) == before:
         _check_step(session, run_id, which, param, problems)
-        which = _settled(session, run_id, which)
     return f"run:{run_id}{slash}{which}"
-
-
-def _settled(session: Session, run_id: str, which: str) -> str:
-    """The step that ``best`` or ``last`` of a final run means; anything else as it is (the runner pins it)."""
-    if which not in {"best", "last"} or RunState(runs.get(session, run_id).state) not in FINAL:
-        return which
-    row = checkpoints.best(session, run_id) if which == "best" else checkpoints.latest(session, run_id)
-    return which if row is None else f"step-{row.step}"
 
 
 def _full_id(session: Session, prefix: str, param: str, problems: list[Problem]) -> str:

@@ -147,7 +147,10 @@ class Lora(Block):
 
 
 class Save(Block):
-    """Checkpoints every so many steps; ``keep`` the newest so many, or all (a trajectory needs all)."""
+    """Checkpoints every so many steps; ``keep`` the newest so many, or all (a trajectory needs all).
+
+    With ``optimizer`` false the newest alone keeps its optimizer state, by which the run can continue.
+    """
 
     every: Steps = 20
     keep: Annotated[int | Literal["all"], BeforeValidator(_keep, json_schema_input_type=int | str)] = "all"

@@ -453,6 +453,18 @@ def test_reference_to_a_final_run_is_stored_with_its_step(
     assert compared["recipe"]["against"] == [pinned]
 
 
+def test_best_may_be_compared_with_last_where_both_are_one_checkpoint(
+    client: TestClient, finished: FinishedRun, build: Builder
+) -> None:
+    with build.db.write() as session:
+        newest = checkpoints.latest(session, finished.id)
+        looks.last(session, finished.id).checkpoint_sha256 = newest.sha256
+    body = {"kind": "eval", "model": f"run:{finished.id}/best", "suites": ["gsm8k"], "device": {"kind": "cpu"}}
+    made = client.post("/runs", json=body | {"against": ["base", f"run:{finished.id}/last"]}).json()
+    assert made["recipe"]["model"] == f"run:{finished.id}/step-8"
+    assert made["recipe"]["against"] == ["base", f"run:{finished.id}/last"]
+
+
 def test_reference_to_a_run_at_work_is_left_to_the_first_attempt(client: TestClient, build: Builder) -> None:
     fence = build.running()
     build.checkpoint(fence, 4)

@@ -159,15 +159,17 @@ class _Training:
             return self._nonfinite_end()
         if self._looks.missing(step) and not self._looks.look(step, self._hash()):
             return self._requested()
-        ended = self._damage_stop(step) or self._own_end(step)
+        if damaged := self._damage_stop(step):
+            return damaged
+        ended = self._own_end(step)
         if ended is not None and self._looks.missing(step, final=True):
             return self._final_look(step, ended)
         return ended or self._requested()
 
     def _damage_stop(self, step: int) -> Outcome | None:
-        return (
-            Outcome("damage_stopped", f"the damage rule decided at step {step}") if self._looks.stop_decided() else None
-        )
+        if not self._looks.stop_decided():
+            return None
+        return Outcome("damage_stopped", f"the damage rule decided at step {step}")
 
     def _final_look(self, step: int, ended: Outcome) -> Outcome | None:
         """Look at the weights that a run leaves which ends between two looks; what the rule decides there holds.

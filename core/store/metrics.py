@@ -180,19 +180,24 @@ def marks(session: Session, run_id: str) -> list[Mark]:
             "decided": look.decided,
         }
         found.append(Mark("look", look.step, detail))
-    kept = select(Checkpoint).where(Checkpoint.run_id == run_id, Checkpoint.superseded == false())
+    kept = select(Checkpoint.step, Checkpoint.id, Checkpoint.deleted_at)
+    kept = kept.where(Checkpoint.run_id == run_id, Checkpoint.superseded == false())
     found += [
         Mark("checkpoint", row.step, {"id": row.id, "deleted": row.deleted_at is not None})
-        for row in session.scalars(kept)
+        for row in session.execute(kept)
     ]
-    later = select(Attempt).where(Attempt.run_id == run_id, Attempt.number > 1)
+    later = select(Attempt.resumed_from_step, Attempt.number, Attempt.started_at)
+    later = later.where(Attempt.run_id == run_id, Attempt.number > 1)
     found += [
         Mark("attempt", row.resumed_from_step or 0, {"number": row.number, "started_at": row.started_at})
-        for row in session.scalars(later)
+        for row in session.execute(later)
     ]
-    told = select(Event).where(Event.run_id == run_id, Event.type.in_(_MARKED_EVENTS)).order_by(Event.seq)
+    told = select(Event.type, Event.payload).where(Event.run_id == run_id, Event.type.in_(_MARKED_EVENTS))
     # A replayed step tells again what it told before; the last telling counts.
-    latest = {(_MARKED_EVENTS[row.type], int(row.payload["step"])): row.payload for row in session.scalars(told)}
+    latest = {
+        (_MARKED_EVENTS[row.type], int(row.payload["step"])): row.payload
+        for row in session.execute(told.order_by(Event.seq))
+    }
     found += [
         Mark(kind, step, {name: value for name, value in payload.items() if name != "step"})
         for (kind, step), payload in latest.items()
@@ -241,7 +246,9 @@ def _thinned(session: Session, view: _View, total: int, max_points: int, looks: 
         guess += 1
         rows = _grid(session, view, guess, max_points)
     finest = guess
-    while finest > 0 and _fits(session, view, finest - 1, max_points):
+    # A curve with a point at every step cannot be shown on a finer stride: its size alone gave the guess.
+    dense = view.whole and total == view.high - view.low + 1
+    while not dense and finest > 0 and _fits(session, view, finest - 1, max_points):
         finest -= 1
     if finest < guess:
         rows = _grid(session, view, finest, max_points)

@@ -8,26 +8,29 @@ one kept-alive connection, prints a table and writes JSON. It asserts nothing: a
 
 import argparse
 import json
+import os
 import platform
 import socket
 import statistics
+import subprocess
+import sys
 import tempfile
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import uvicorn
 from sqlalchemy import insert
 
-from api.app import create_app
 from core.settings import Settings
 from core.store import evaluations, looks, metrics, queue
 from core.store.database import Database, Fence
 from core.store.migrations_api import migrate
 from core.store.models import Metric, MetricSeries
+from worker.launch import settings_environment
 
 POINTS = 100_000
 POOL = 1000
@@ -72,19 +75,23 @@ def main() -> None:
             home, f"sqlite:///{home / 'driftline.db'}", "redis://127.0.0.1:1/0", port=_free_port(), sweep_s=3600
         )
         migrate(settings.database_url)
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(settings, sweep=False), host="127.0.0.1", port=settings.port, log_level="warning")
-        )
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        with httpx.Client(base_url=f"http://127.0.0.1:{settings.port}", timeout=60) as client:
+        with _served(settings), httpx.Client(base_url=f"http://127.0.0.1:{settings.port}", timeout=60) as client:
             _wait(client)
             run_id = _post(client)
             fill(Database(settings.database_url), run_id)
             timings = ask(client, run_id, options.requests)
-        server.should_exit = True
-        thread.join()
     report(timings, options.json, options.requests)
+
+
+@contextmanager
+def _served(settings: Settings) -> Iterator[None]:
+    """The api in a process of its own, so that the asking side does not share its interpreter's lock."""
+    process = subprocess.Popen([sys.executable, "-m", "api"], env={**os.environ, **settings_environment(settings)})
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 def fill(db: Database, run_id: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, case, false, func, literal, select, true, update
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, case, false, func, literal, select, true, update
 from sqlalchemy.orm import Session
 
 from core.store.database import insert_for, now
@@ -21,6 +21,25 @@ from core.store.models import Attempt, Checkpoint, Evaluation, Event, Look, Metr
 STEP_ZERO_LEVEL = 62
 CURRENT = "current"
 _MARKED_EVENTS = {"jump": "jump", "update_skipped": "skip"}
+
+# Built once: a page asks for these every few seconds, and building a statement costs as much as running it. They read only the
+# columns that are shown; a look's draw is a large document.
+_RUN_ID: BindParameter[str] = bindparam("run_id")
+_LOOK_STEPS = select(Look.step).where(Look.run_id == _RUN_ID, Look.superseded == false())
+_LOOK_MARKS = select(Look.step, Look.id, Look.suite, Look.reference, Look.state, Look.decided).where(
+    Look.run_id == _RUN_ID, Look.superseded == false()
+)
+_CHECKPOINT_MARKS = select(Checkpoint.step, Checkpoint.id, Checkpoint.deleted_at).where(
+    Checkpoint.run_id == _RUN_ID, Checkpoint.superseded == false()
+)
+_ATTEMPT_MARKS = select(Attempt.resumed_from_step, Attempt.number, Attempt.started_at).where(
+    Attempt.run_id == _RUN_ID, Attempt.number > 1
+)
+_EVENT_MARKS = (
+    select(Event.type, Event.payload)
+    .where(Event.run_id == _RUN_ID, Event.type.in_(list(_MARKED_EVENTS)))
+    .order_by(Event.seq)
+)
 
 
 class Point(NamedTuple):
@@ -150,7 +169,7 @@ def curves(
         raise BadFilter(f"max_points is {max_points}; it must be at least 1")
     sizes = _sizes(session, run_id, keys, attempt)
     wanted = sorted(sizes) if keys is None else list(dict.fromkeys(keys))
-    looks = set(session.scalars(select(Look.step).where(Look.run_id == run_id, Look.superseded == false())))
+    looks = set(session.scalars(_LOOK_STEPS, {"run_id": run_id}))
     result = {}
     for key in wanted:
         size = sizes.get(key)
@@ -168,36 +187,21 @@ def curves(
 
 def marks(session: Session, run_id: str) -> list[Mark]:
     """Return what to draw on a run's curves, by step: current looks and checkpoints, resumes, jumps and skipped updates."""
-    found = []
-    # Only what is shown: a look's draw is a large document, and a page asks for the marks every few seconds.
-    shown = (Look.id, Look.step, Look.suite, Look.reference, Look.state, Look.decided)
-    for look in session.execute(select(*shown).where(Look.run_id == run_id, Look.superseded == false())):
-        detail = {
-            "id": look.id,
-            "suite": look.suite,
-            "reference": look.reference,
-            "state": look.state,
-            "decided": look.decided,
-        }
-        found.append(Mark("look", look.step, detail))
-    kept = select(Checkpoint.step, Checkpoint.id, Checkpoint.deleted_at)
-    kept = kept.where(Checkpoint.run_id == run_id, Checkpoint.superseded == false())
-    found += [
-        Mark("checkpoint", row.step, {"id": row.id, "deleted": row.deleted_at is not None})
-        for row in session.execute(kept)
+    of_run = {"run_id": run_id}
+    found = [
+        Mark("look", step, {"id": look, "suite": suite, "reference": reference, "state": state, "decided": decided})
+        for step, look, suite, reference, state, decided in session.execute(_LOOK_MARKS, of_run)
     ]
-    later = select(Attempt.resumed_from_step, Attempt.number, Attempt.started_at)
-    later = later.where(Attempt.run_id == run_id, Attempt.number > 1)
     found += [
-        Mark("attempt", row.resumed_from_step or 0, {"number": row.number, "started_at": row.started_at})
-        for row in session.execute(later)
+        Mark("checkpoint", step, {"id": checkpoint, "deleted": deleted_at is not None})
+        for step, checkpoint, deleted_at in session.execute(_CHECKPOINT_MARKS, of_run)
     ]
-    told = select(Event.type, Event.payload).where(Event.run_id == run_id, Event.type.in_(_MARKED_EVENTS))
+    found += [
+        Mark("attempt", resumed_from_step or 0, {"number": number, "started_at": started_at})
+        for resumed_from_step, number, started_at in session.execute(_ATTEMPT_MARKS, of_run)
+    ]
     # A replayed step tells again what it told before; the last telling counts.
-    latest = {
-        (_MARKED_EVENTS[row.type], int(row.payload["step"])): row.payload
-        for row in session.execute(told.order_by(Event.seq))
-    }
+    latest = {(_MARKED_EVENTS[kind], int(told["step"])): told for kind, told in session.execute(_EVENT_MARKS, of_run)}
     found += [
         Mark(kind, step, {name: value for name, value in payload.items() if name != "step"})
         for (kind, step), payload in latest.items()

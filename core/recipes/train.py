@@ -196,7 +196,8 @@ class TrainRecipe(Block):
 
     max_prompt_length: Length = 1024
     max_completion_length: Length
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    # Logits divided by less leave the range of float32 and the run would blame the weights.
+    temperature: Annotated[float, Field(ge=0.01, le=10)] = 1.0
 
     learning_rate: Annotated[float, Field(ge=0, le=100)] = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -242,3 +242,8 @@ def test_tasks_whose_scorer_runs_the_answer_as_code_are_refused(
 ) -> None:
     found = problems({**train, "data": f"reasoning_gym:{task}"})
     assert "code" in found["data"].message
+
+
+def test_a_temperature_that_would_overflow_is_refused(train: dict[str, Any], problems: Any) -> None:
+    assert "temperature" in problems({**train, "temperature": 1e-300})
+    assert parse_recipe({**train, "temperature": 0.01})

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -245,13 +246,13 @@ def _free_port() -> int:
 
 
 def _wait(client: httpx.Client) -> None:
-    deadline = time.monotonic() + 30
+    pause, deadline = threading.Event(), time.monotonic() + 30
     while time.monotonic() < deadline:
         try:
             if client.get("/healthz").status_code == 200:
                 return
         except httpx.TransportError:
-            time.sleep(0.05)
+            pause.wait(0.05)
     raise SystemExit("the server did not start within 30 s")
 
 

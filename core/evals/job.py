@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from core.engines.base import EngineError, NonFiniteLogitsError
 from core.engines.models import ModelError, load_model, load_tokenizer, stop_token_ids, text_decoder
+from core.engines.prompts import PromptError
 from core.engines.references import ModelSource, find_model, start_model
 from core.engines.transformers_engine import TransformersEngine
 from core.evals.memory import out_of_memory_explained
@@ -60,6 +61,8 @@ def _run(context: RunContext, recipe: EvalRecipe, pool: VerifierPool) -> Outcome
         return _ask_all(context, recipe, pool)
     except ItemError as problem:
         raise UserError("unusable_data", str(problem)) from problem
+    except PromptError as problem:
+        raise UserError("unusable_prompt", str(problem)) from problem
     except ModelError as problem:
         raise UserError("unknown_model", str(problem)) from problem
     except NonFiniteLogitsError as problem:

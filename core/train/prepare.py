@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from core.engines.prompts import PromptError
 from core.evals.rendering import Renderer
 from core.jobs import UserError
 from core.recipes import TrainRecipe
@@ -42,6 +43,8 @@ def prepare(
         return _prepare(recipe, settings, tokenizer, pool)
     except ItemError as problem:
         raise UserError("unusable_data", str(problem)) from problem
+    except PromptError as problem:
+        raise UserError("unusable_prompt", str(problem)) from problem
 
 
 def _prepare(

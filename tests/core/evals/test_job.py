@@ -88,6 +88,7 @@ def test_a_later_attempt_asks_only_what_is_missing(trained: tuple[Service, str],
         ({"max_completion_length": 4000}, "too_long_for_model", "lower max_prompt_length or max_completion_length"),
         ({"max_prompt_length": 3}, "prompt_too_long", "raise max_prompt_length"),
         ({"suites": ["math500"]}, "unusable_data", "DRIFTLINE_DATA"),
+        ({"prompt": {"template_kwargs": {"thinking": True}}}, "unusable_prompt", "template_kwargs sets thinking"),
     ],
 )
 def test_what_cannot_be_evaluated_is_the_users_to_mend(trained, pool, changes, code, words) -> None:

@@ -31,7 +31,7 @@ _JSON = {"Content-Type": "application/json"}
 class DriftlineClient:
     """A client of one service; use it as a context manager or call :meth:`close`.
 
-    ``url`` None means ``DRIFTLINE_URL``, else the home folder's ``server.json``, else the default address; ``token`` None means
+    ``url`` None means ``DRIFTLINE_URL``, else what :func:`client.place.service_url` finds; ``token`` None means
     ``DRIFTLINE_TOKEN``. ``timeout`` is seconds per request. Every method raises :class:`client.errors.ServiceError` for a
     refusal and :class:`client.errors.NotReachable` when nobody answers.
     """

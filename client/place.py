@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from client.errors import ClientError, NotReachable
 from client.processes import Process
 
 ROOT = Path(__file__).resolve().parents[1]
 START_TIMEOUT_S = 180.0
 HOME_TAKEN = 3
 """Exit status of a supervisor that found the lock held."""
-DEFAULT_URL = "http://127.0.0.1:8421"
+DEFAULT_PORT = "8421"
 _LOCK_TRIES = 20
 _LOCK_PAUSE_S = 0.05
 
@@ -47,12 +48,31 @@ def home_of(env: Mapping[str, str] = os.environ) -> Path:
 
 
 def service_url(env: Mapping[str, str] = os.environ) -> str:
-    """``DRIFTLINE_URL``, else what the home folder's ``server.json`` says, else the default address."""
+    """``DRIFTLINE_URL``, else what the home folder's ``server.json`` says; without any home, this machine's default port.
+
+    A home where nothing runs raises :class:`client.errors.NotReachable`: on the default port another home's service may answer.
+    """
     named = env.get("DRIFTLINE_URL", "")
     if named:
         return named.rstrip("/")
-    server = read_server(home_of(env))
-    return server.url if server else DEFAULT_URL
+    home = home_of(env)
+    server = read_server(home)
+    if server is not None:
+        return server.url
+    if env.get("DRIFTLINE_HOME") or home.exists():
+        raise NotReachable(
+            f"no service runs in {home}; start it with `driftline up`",
+            hint="DRIFTLINE_HOME names another home, DRIFTLINE_URL a service elsewhere",
+            code="not_reachable",
+        )
+    return f"http://127.0.0.1:{_port(env)}"
+
+
+def _port(env: Mapping[str, str]) -> str:
+    port = env.get("DRIFTLINE_PORT") or DEFAULT_PORT
+    if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
+        raise ClientError(f"DRIFTLINE_PORT is {port!r}, but it must be from 1 to 65535", param="DRIFTLINE_PORT")
+    return port
 
 
 def server_file(home: Path) -> Path:

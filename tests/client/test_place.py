@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from client import place
+from client.errors import ClientError, NotReachable
 from client.place import Server
 from client.processes import Process, terminate
 from tests.worker.waiting import wait_until
@@ -37,12 +38,40 @@ def server(**changes):
     return Server(**facts | changes)
 
 
-def test_the_address_comes_from_the_variable_then_the_home_then_the_default(home):
+def test_the_address_comes_from_the_variable_then_the_home(home):
     env = {"DRIFTLINE_HOME": str(home)}
-    assert place.service_url(env) == place.DEFAULT_URL
     place.write_server(home, server())
     assert place.service_url(env) == "http://127.0.0.1:8500"
     assert place.service_url(env | {"DRIFTLINE_URL": "https://elsewhere:1/"}) == "https://elsewhere:1"
+
+
+def test_a_home_where_nothing_runs_is_never_answered_by_whoever_has_the_default_port(home, monkeypatch):
+    words = f"no service runs in {home}; start it with `driftline up`"
+    with pytest.raises(NotReachable) as named:
+        place.service_url({"DRIFTLINE_HOME": str(home), "DRIFTLINE_PORT": "8500"})
+    assert named.value.message == words
+    with pytest.raises(NotReachable):
+        place.service_url({"DRIFTLINE_HOME": str(home / "not made yet")})
+    assert place.service_url({"DRIFTLINE_HOME": str(home), "DRIFTLINE_URL": "http://there:1"}) == "http://there:1"
+
+    monkeypatch.chdir(home)
+    (home / ".driftline").mkdir()
+    with pytest.raises(NotReachable, match=r"\.driftline; start it"):
+        place.service_url({})
+
+
+def test_without_any_home_the_address_is_this_machines_port(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert place.service_url({}) == "http://127.0.0.1:8421"
+    assert place.service_url({"DRIFTLINE_PORT": "8500"}) == "http://127.0.0.1:8500"
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "eighty", "-1", "80@elsewhere"])
+def test_a_port_that_is_none_is_named(tmp_path, monkeypatch, port):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ClientError, match="from 1 to 65535") as caught:
+        place.service_url({"DRIFTLINE_PORT": port})
+    assert caught.value.param == "DRIFTLINE_PORT"
 
 
 def test_the_file_says_the_same_after_it_was_read_and_leaves_nothing_beside_it(home):
@@ -57,7 +86,8 @@ def test_the_file_says_the_same_after_it_was_read_and_leaves_nothing_beside_it(h
 def test_a_file_that_cannot_be_read_counts_as_none(home, text):
     place.server_file(home).write_text(text)
     assert place.read_server(home) is None
-    assert place.service_url({"DRIFTLINE_HOME": str(home)}) == place.DEFAULT_URL
+    with pytest.raises(NotReachable):
+        place.service_url({"DRIFTLINE_HOME": str(home)})
 
 
 def test_the_lock_keeps_a_second_supervisor_out_and_goes_with_its_holder(home):

@@ -45,8 +45,8 @@ class DriftlineClient:
         read_tries: int = _READ_TRIES,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        token = _sendable(token or os.environ.get("DRIFTLINE_TOKEN", ""))
         self.url = (url or service_url()).rstrip("/")
-        token = token or os.environ.get("DRIFTLINE_TOKEN") or None
         self._tries = read_tries
         self._pause = threading.Event()
         try:
@@ -242,6 +242,19 @@ class DriftlineClient:
 
 class _Busy(Exception):  # noqa: N818 - internal: asks the loop for another try
     """The service said that it cannot answer now, and there are tries left."""
+
+
+def _sendable(token: str) -> str:
+    """The token without the newline that reading it from a file leaves. What no header can carry is refused, never shown."""
+    token = token.rstrip("\r\n")
+    if not all("!" <= character <= "~" for character in token):
+        raise ClientError(
+            "the token in DRIFTLINE_TOKEN cannot be sent: it has a character that no token has",
+            param="DRIFTLINE_TOKEN",
+            hint="a token is printable ASCII without spaces; set the secret that `driftline token` printed, and only that",
+            code="bad_token",
+        )
+    return token
 
 
 def _decoded(answer: httpx.Response) -> Any:

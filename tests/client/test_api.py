@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from client.api import DriftlineClient
+from client.cli import main
 from client.errors import AuthRefused, ClientError, Conflict, NotFound, NotReachable, Refused, ServiceFailed
 from tests.api.conftest import recipe
 
@@ -156,6 +157,24 @@ def test_a_token_of_the_environment_is_used(monkeypatch):
     script, client = scripted(httpx.Response(200, json={}))
     client.version()
     assert script.requests[0].headers["Authorization"] == "Bearer from-env"
+
+
+def test_the_newline_behind_a_token_read_from_a_file_is_not_sent(monkeypatch):
+    monkeypatch.setenv("DRIFTLINE_TOKEN", "from-file\n")
+    script, client = scripted(httpx.Response(200, json={}))
+    client.version()
+    assert script.requests[0].headers["Authorization"] == "Bearer from-file"
+
+
+@pytest.mark.parametrize("token", ["geh\u00e9im", "geh\neim", "geh eim", "geh\udcffeim", "geh\x7feim", "\tgeheim"])
+def test_a_token_that_no_header_can_carry_is_refused_without_showing_it(monkeypatch, capsys, token):
+    monkeypatch.setenv("DRIFTLINE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("DRIFTLINE_TOKEN", token)
+    assert main(["list"]) == 1
+    told = capsys.readouterr()
+    assert "DRIFTLINE_TOKEN" in told.err
+    assert "geh" not in told.err + told.out
+    assert "eim" not in told.err + told.out
 
 
 def test_a_real_service_replays_a_submission_and_refuses_a_bad_one_by_field(client):

@@ -18,7 +18,7 @@ from core.store import tokens
 from core.store.bearer import new_secret, token_hash
 from core.store.database import Database
 from core.store.errors import SchemaMismatch
-from core.store.migrations_api import current_revision, migrate, require_head
+from core.store.migrations_api import current_revision, head_revision, migrate, require_head
 from core.store.models import ApiToken
 
 _LONGEST_NAME = 100
@@ -76,16 +76,12 @@ def _database() -> Iterator[Database]:
     """The home's database; a home without one gets it, one of another version is refused, as everywhere but in ``up``."""
     settings = settings_from_env()
     try:
-        if current_revision(settings.database_url) is None:
-            migrate(settings.database_url)
-        require_head(settings.database_url)
+        _require_this_version(settings.database_url)
         db = Database(settings.database_url)
         try:
             yield db
         finally:
             db.dispose()
-    except SchemaMismatch as error:
-        raise ClientError(str(error), hint="`driftline up` migrates it", code="schema_mismatch") from error
     except (SQLAlchemyError, ValueError) as error:
         raise ClientError(
             f"the database cannot be used ({str(error).splitlines()[0]})",
@@ -93,6 +89,18 @@ def _database() -> Iterator[Database]:
             hint="see DRIFTLINE_HOME and DRIFTLINE_DATABASE_URL",
             code="database",
         ) from error
+
+
+def _require_this_version(url: str) -> None:
+    current = current_revision(url)
+    try:
+        if current is None:
+            migrate(url)
+        require_head(url)
+    except SchemaMismatch as error:
+        # Revisions are numbered, and `up` brings a database forward only: a newer one it refuses as well.
+        hint = "`driftline up` migrates it" if current is not None and current < head_revision() else None
+        raise ClientError(str(error), hint=hint, code="schema_mismatch") from error
 
 
 def _check_name(name: str) -> None:

@@ -134,7 +134,7 @@ def test_a_home_without_a_database_gets_one_with_its_first_token(capsys, tmp_pat
     assert current_revision(f"sqlite:///{home / 'driftline.db'}") == head_revision()
 
 
-def test_a_database_of_another_version_is_refused(capsys, settings, monkeypatch):
+def test_a_database_of_a_newer_version_is_refused(capsys, settings, monkeypatch):
     from sqlalchemy import create_engine, text
 
     monkeypatch.setenv("DRIFTLINE_HOME", str(settings.home))
@@ -143,7 +143,19 @@ def test_a_database_of_another_version_is_refused(capsys, settings, monkeypatch)
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
     assert main(["tokens"]) == 1
-    assert "newer version" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "newer version" in error
+    assert "driftline up" not in error, "`up` refuses it too"
+
+
+def test_a_database_of_an_older_version_is_refused_with_what_migrates_it(capsys, settings, monkeypatch):
+    monkeypatch.setenv("DRIFTLINE_HOME", str(settings.home))
+    for module in ("client.tokens", "core.store.migrations_api"):
+        monkeypatch.setattr(f"{module}.head_revision", lambda: "9999")
+    assert main(["tokens"]) == 1
+    error = capsys.readouterr().err
+    assert "this code needs 9999" in error
+    assert "`driftline up` migrates it" in error
 
 
 def test_a_database_that_cannot_be_reached_is_an_error_in_words(capsys, monkeypatch, tmp_path):

@@ -6,13 +6,13 @@ from sqlalchemy.orm import Session
 
 from api.errors import Conflict, InvalidRequest
 from api.schemas.runs import ForkFrom
-from api.services import submission
+from api.services import submission, uses
 from api.services.merging import merge_patch, recipe_diff
 from api.services.submission import Lineage, Submission
 from core.settings import Settings
-from core.store import checkpoints, runs
+from core.store import checkpoints
 from core.store.models import Run
-from core.store.states import FINAL, RunState
+from core.store.states import RunState
 
 
 @dataclass(frozen=True)
@@ -113,9 +113,5 @@ def _step(session: Session, parent: Run, wish: ForkFrom) -> int | None:
 
 
 def refuse_while_needed(session: Session, run: Run) -> None:
-    """Refuse to delete a run while a child that is not final begins from one of its checkpoints. Raises :class:`Conflict`."""
-    for child in runs.children(session, run.id):
-        if child.parent_step is not None and RunState(child.state) not in FINAL:
-            raise Conflict(
-                f"run {child.id} begins from a checkpoint of this run", code="run_in_use", hint="cancel that run first"
-            )
+    """Refuse to delete a run while another starts from its checkpoints or waits for them. Raises :class:`Conflict`."""
+    uses.refuse_used_run(session, run)

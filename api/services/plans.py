@@ -102,10 +102,13 @@ def _wanted_card(recipe: AnyRecipe) -> Card:
 
 
 def _facts(session: Session, recipe: AnyRecipe, settings: Settings) -> ModelFacts:
-    """Shape of the model, following checkpoints of runs to the model their run started from."""
+    """Shape of the model, following checkpoints of runs to the model their run started from.
+
+    A deleted run on that way is no obstacle: its tombstone keeps the recipe, and no weight is read.
+    """
     model = recipe.run if isinstance(recipe, AnalysisRecipe) else recipe.model
     while is_run_ref(model):
-        stored = runs.get(session, model.removeprefix("run:").partition("/")[0]).recipe
+        stored = runs.get(session, model.removeprefix("run:").partition("/")[0], deleted=True).recipe
         if "model" not in stored:
             raise RecipeError("model", f"{model} is an analysis and has no model", "name a train or eval run")
         model = stored["model"]

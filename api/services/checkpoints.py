@@ -5,6 +5,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from api.errors import Conflict, Gone, NotFound
+from api.services import uses
 from api.times import iso
 from core.store import checkpoints, runs
 from core.store.models import Checkpoint, CheckpointFile
@@ -66,13 +67,5 @@ def delete(session: Session, checkpoint_id: str) -> Checkpoint:
             code="checkpoint_in_use",
             hint="cancel the run first, or delete an earlier checkpoint",
         )
-    waiting = [child.id for child in runs.children(session, run.id) if _needs(child.state, child.parent_step, row.step)]
-    if waiting:
-        raise Conflict(
-            f"run {waiting[0]} begins from this checkpoint", code="checkpoint_in_use", hint="cancel that run first"
-        )
+    uses.refuse_used_checkpoint(session, row, run)
     return checkpoints.mark_deleted(session, row.id)
-
-
-def _needs(state: str, parent_step: int | None, step: int) -> bool:
-    return RunState(state) not in FINAL and parent_step == step

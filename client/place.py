@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.errors import ClientError, NotReachable
+from client.errors import ClientError, NotReachable, StartError
 from client.processes import Process
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +75,20 @@ def _port(env: Mapping[str, str]) -> str:
     return port
 
 
+@contextlib.contextmanager
+def usable(home: Path) -> Iterator[None]:
+    """Turn what the file system refuses about the home inside this block into a :class:`client.errors.StartError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StartError(
+            f"DRIFTLINE_HOME {home} cannot be used: {error.strerror or error} ({error.filename})",
+            param="DRIFTLINE_HOME",
+            hint="name a folder that can be made and written",
+            code="unusable_home",
+        ) from error
+
+
 def server_file(home: Path) -> Path:
     """The file that says where the service is."""
     return home / "server.json"
@@ -126,7 +140,9 @@ class HomeTakenError(RuntimeError):
 def home_lock(home: Path) -> Iterator[None]:
     """Hold the lock that keeps two supervisors off one home; the kernel lets go of it when its holder dies."""
     pause = threading.Event()
-    with _lock_file(home).open("a") as handle:
+    with usable(home):
+        handle = _lock_file(home).open("a")
+    with handle:
         # Somebody who only asks (`is_supervised`) holds it for an instant, so one refusal proves nothing.
         for _ in range(_LOCK_TRIES):
             try:
@@ -141,13 +157,14 @@ def home_lock(home: Path) -> Iterator[None]:
 
 def is_supervised(home: Path) -> bool:
     """Whether a living supervisor holds this home's lock."""
-    try:
-        with _lock_file(home).open("r") as handle:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+    with usable(home):
+        try:
+            with _lock_file(home).open("r") as handle:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
     return False
 
 

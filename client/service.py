@@ -36,6 +36,21 @@ def settings_from_env() -> Settings:
         raise StartError(str(error)) from None
 
 
+def unusable_database(settings: Settings, error: Exception) -> StartError:
+    """The error for a database that cannot be opened, told by the variable that says where it is."""
+    why = f"the database cannot be opened ({str(error).splitlines()[0]})"
+    if os.environ.get("DRIFTLINE_DATABASE_URL"):
+        return StartError(
+            f"DRIFTLINE_DATABASE_URL cannot be used: {why}", param="DRIFTLINE_DATABASE_URL", code="database"
+        )
+    return StartError(
+        f"DRIFTLINE_HOME {settings.home} cannot be used: {why}",
+        param="DRIFTLINE_HOME",
+        hint="put driftline.db back from a backup, or name another home",
+        code="database",
+    )
+
+
 def child_environment() -> dict[str, str]:
     """Environment of a program of this package, found in a plain checkout too."""
     return {**os.environ, "PYTHONPATH": place.python_path()}
@@ -69,9 +84,11 @@ def up_background(settings: Settings, say: Say) -> tuple[Server, bool]:
     if running is not None:
         return running, False
     log = place.log_dir(settings.home) / "supervisor.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
+    with place.usable(settings.home):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        opened = log.open("ab")
     say(f"starting Driftline in {settings.home}")
-    with log.open("ab") as output:
+    with opened as output:
         output.seek(0, os.SEEK_END)
         begin = output.tell()
         process = subprocess.Popen(

@@ -16,11 +16,14 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from urllib.parse import urlsplit
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from client import children, place
 from client.children import Child
 from client.errors import StartError
 from client.place import Server
 from client.processes import Process, ended
+from client.service import unusable_database
 from core.settings import Settings, SettingsError
 from core.store.errors import SchemaMismatch
 from core.store.migrations_api import migrate
@@ -264,15 +267,21 @@ def supervise(settings: Settings, say: Say) -> None:
 
     Raises :class:`client.place.HomeTakenError` when another supervisor has this home, and :class:`StartError`.
     """
-    for folder in (settings.home, settings.locks_dir, place.log_dir(settings.home)):
-        folder.mkdir(parents=True, exist_ok=True)
+    with place.usable(settings.home):
+        for folder in (settings.home, settings.locks_dir, place.log_dir(settings.home)):
+            folder.mkdir(parents=True, exist_ok=True)
     # Children are started as `-m` programs: a folder `api` in the user's working directory must not be taken for ours.
     os.environ["PYTHONSAFEPATH"] = "1"
     with place.home_lock(settings.home), _signals() as signals:
         try:
             migrate(settings.database_url)
+        except SchemaMismatch as error:
+            raise StartError(str(error)) from error
+        except (SQLAlchemyError, OSError, ValueError) as error:
+            raise unusable_database(settings, error) from error
+        try:
             settings, broker = _with_broker(settings)
-        except (SchemaMismatch, EmbeddedValkeyError) as error:
+        except EmbeddedValkeyError as error:
             raise StartError(str(error)) from error
         Supervisor(settings, broker, say).run(signals)
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from client import commands
 from client.api import Json
 from client.errors import ClientError
-from client.service import settings_from_env
+from client.service import settings_from_env, unusable_database
 from core.store import tokens
 from core.store.bearer import new_secret, token_hash
 from core.store.database import Database
@@ -82,13 +82,8 @@ def _database() -> Iterator[Database]:
             yield db
         finally:
             db.dispose()
-    except (SQLAlchemyError, ValueError) as error:
-        raise ClientError(
-            f"the database cannot be used ({str(error).splitlines()[0]})",
-            param="DRIFTLINE_DATABASE_URL",
-            hint="see DRIFTLINE_HOME and DRIFTLINE_DATABASE_URL",
-            code="database",
-        ) from error
+    except (SQLAlchemyError, OSError, ValueError) as error:
+        raise unusable_database(settings, error) from error
 
 
 def _require_this_version(url: str) -> None:

@@ -1,14 +1,17 @@
 """A child of a run: which checkpoint it begins from, what its recipe becomes, and how it is labelled."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from api.errors import Conflict, InvalidRequest
 from api.schemas.runs import ForkFrom
-from api.services import submission, uses
+from api.services import plans, submission, uses
 from api.services.merging import merge_patch, recipe_diff
 from api.services.submission import Lineage, Submission
+from core.recipes import Problem, RecipeError
 from core.settings import Settings
 from core.store import checkpoints
 from core.store.models import Run
@@ -27,7 +30,9 @@ def prepare(session: Session, parent: Run, wish: ForkFrom, settings: Settings) -
     """Merge the overrides and choose the checkpoint. Raises an API error or a ``RecipeError``.
 
     From a checkpoint, the child's model is that checkpoint, so ``model`` cannot be overridden, and neither can what decides
-    which items are held out. ``after`` is not inherited, since the parent's conditions were met or have failed already.
+    which items are held out, nor the optimizer whose state the checkpoint holds. ``after`` is not inherited, since the
+    parent's conditions were met or have failed already. What is wrong with a field that the overrides set is told of
+    ``overrides.FIELD``.
     """
     step = _step(session, parent, wish)
     if step is not None and "model" in wish.overrides:
@@ -41,9 +46,10 @@ def prepare(session: Session, parent: Run, wish: ForkFrom, settings: Settings) -
     merged = merge_patch(inherited, wish.overrides)
     if step is not None:
         merged["model"] = f"run:{parent.id}/step-{step}"
-    child = submission.read(session, merged, settings)
+    child = _acceptable(session, merged, wish.overrides, settings)
     if step is not None:
         _refuse_other_items(parent, child)
+        _refuse_other_optimizer(parent, child, step)
         _refuse_nothing_left(child, step)
     lineage = Lineage(
         parent_id=parent.id,
@@ -53,6 +59,47 @@ def prepare(session: Session, parent: Run, wish: ForkFrom, settings: Settings) -
         exploratory=step is not None and (parent.state == RunState.DAMAGE_STOPPED or parent.exploratory),
     )
     return Fork(child, lineage)
+
+
+def _acceptable(
+    session: Session, merged: dict[str, Any], overrides: Mapping[str, Any], settings: Settings
+) -> Submission:
+    """The child's recipe, which this release can execute on the device it asks for. Raises ``RecipeError``."""
+    try:
+        child = submission.read(session, merged, settings)
+        submission.refuse_missing(child)
+        plans.refuse_unfit(session, child, settings)
+    except RecipeError as exc:
+        raise RecipeError.of([_in_overrides(problem, overrides) for problem in exc.problems]) from None
+    return child
+
+
+def _in_overrides(problem: Problem, overrides: Mapping[str, Any]) -> Problem:
+    """The problem with the place where the client wrote the field, if the overrides set it or something in it."""
+    found: Any = overrides
+    for part in problem.param.split("."):
+        if not isinstance(found, Mapping):
+            break
+        if part not in found:
+            return problem
+        found = found[part]
+    return replace(problem, param=f"overrides.{problem.param}")
+
+
+def _refuse_other_optimizer(parent: Run, child: Submission, step: int) -> None:
+    """The state of one optimizer means nothing to another; a checkpoint of step 0 holds none that is taken over."""
+    before, after = (_optimizer_kind(recipe["optimizer"]) for recipe in (parent.recipe, child.resolved))
+    if step > 0 and before != after:
+        raise InvalidRequest(
+            f"the checkpoint of step {step} holds the state of {before}, from which {after} cannot continue",
+            param="overrides.optimizer",
+            hint=f'leave optimizer out, or post a recipe with "model": "run:{parent.id}/step-{step}"',
+        )
+
+
+def _optimizer_kind(optimizer: dict[str, Any]) -> str:
+    """Optimizers of one kind keep the same state: sgd keeps some only with momentum."""
+    return f"{optimizer['name']} with momentum" if optimizer["momentum"] else str(optimizer["name"])
 
 
 def _refuse_other_items(parent: Run, child: Submission) -> None:

@@ -389,7 +389,7 @@ def test_fork_of_a_damage_stopped_run_is_exploratory(client: TestClient, build: 
         ({"overrides": []}, 422, "overrides"),
         ({"overrides": {"model": "smollm2-135m"}}, 422, "overrides.model"),
         ({"overrides": {"kind": "eval"}}, 422, "overrides.kind"),
-        ({"overrides": {"lr": 1}}, 422, "lr"),
+        ({"overrides": {"lr": 1}}, 422, "overrides.lr"),
         ({"overrides": {"seed": 1}}, 422, "overrides.seed"),
         ({"overrides": {"data": {"holdout": 60}}}, 422, "overrides.data.holdout"),
         ({"overrides": {"data": {"options": {"size": 500}}}}, 422, "overrides.data.options"),

@@ -183,13 +183,14 @@ def _check_step(session: Session, run_id: str, which: str, param: str, problems:
     if not which.startswith("step-"):
         return
     step = int(which.removeprefix("step-"))
-    if checkpoints.at_step(session, run_id, step) is None and not _may_reach(runs.get(session, run_id), step):
-        problems.append(
-            Problem(
-                param, f"run {run_id} has no checkpoint at step {step}", f"GET /runs/{run_id}/checkpoints lists them"
-            )
-        )
+    run = runs.get(session, run_id)
+    if checkpoints.at_step(session, run_id, step) is None and not _may_reach(run, step):
+        last = run.recipe.get("max_steps", 0)
+        never = f" and ends at step {last}" if 0 < last < step else ""
+        message = f"run {run_id} has no checkpoint at step {step}{never}"
+        problems.append(Problem(param, message, f"GET /runs/{run_id}/checkpoints lists them"))
 
 
 def _may_reach(run: Run, step: int) -> bool:
-    return run.finished_at is None and step > (run.step or 0)
+    """Whether a run at work is before this step and its recipe leads there; only train runs take steps."""
+    return run.finished_at is None and (run.step or 0) < step <= run.recipe.get("max_steps", 0)

@@ -86,6 +86,6 @@ def find_checkpoint(session: Session, reference: str) -> Checkpoint:
             row = checkpoints.at_step(session, run.id, int(match[3]))
     if row is None:
         steps = [str(one.step) for one in checkpoints.list_(session, run.id)]
-        have = f"it has checkpoints of steps {', '.join(steps)}" if steps else "it has no checkpoint yet"
+        have = f"has checkpoints of steps {', '.join(steps)}" if steps else "has no checkpoint yet"
         raise ModelError(f"model {reference!r} is not there: run {run.id} {have}")
     return row

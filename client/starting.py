@@ -8,7 +8,7 @@ from client import commands, service
 from client.api import DriftlineClient
 from client.errors import StartError
 from client.following import accompany, post
-from client.place import Server, home_of
+from client.place import Server, home_of, usable
 from core.settings import Settings
 
 DEMO_RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo-cpu.json"
@@ -61,6 +61,8 @@ def _prepare_model(settings: Settings, say: service.Say) -> None:
     """Dequantise the small model once, in a process of its own, since that needs torch."""
     if (settings.smollm2_dir / "config.json").is_file():
         return
+    with usable(settings.home):
+        settings.home.mkdir(parents=True, exist_ok=True)
     say(f"preparing SmolLM2-135M-Instruct in {settings.smollm2_dir} (once; under a minute)")
     command = [sys.executable, "-P", "-m", "core.engines.smollm2", str(settings.smollm2_dir)]
     # Our own program; its output is kept for the error message.

@@ -23,7 +23,7 @@ def refused(capsys, *command):
     return capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["up"], ["up", "--background"], ["tokens"], ["token", "me"]])
+@pytest.mark.parametrize("command", [["up"], ["up", "--background"], ["demo"], ["tokens"], ["token", "me"]])
 def test_a_home_that_cannot_be_made_is_named(capsys, monkeypatch, command):
     monkeypatch.setenv("DRIFTLINE_HOME", "/proc/x")
     assert refused(capsys, *command).startswith("error: DRIFTLINE_HOME /proc/x cannot be used: ")

@@ -3,16 +3,14 @@
 What a run needs is read from its recipe, its lineage and the checkpoints it has pinned. Nothing is deleted here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.errors import Conflict
 from core.recipes.model_refs import is_run_ref
 from core.store import checkpoints, runs
 from core.store.models import Checkpoint, Run
-from core.store.states import FINAL
 
 _NAMED = 8
 """At most so many runs are named in one message."""
@@ -24,7 +22,7 @@ def refuse_used_run(session: Session, run: Run) -> None:
     A train run that starts from one of its checkpoints needs it as long as it exists, since its base is that checkpoint. Any
     other run needs what its recipe names until it is final.
     """
-    children = [one.id for one in _undeleted(session, run) if one.kind == "train" and _starts_from(one, run)]
+    children = [one.id for one in runs.others(session, run) if one.kind == "train" and _starts_from(one, run)]
     if children:
         raise Conflict(
             f"checkpoints of run {run.id} are where other runs start from: {_names(children)}",
@@ -32,7 +30,9 @@ def refuse_used_run(session: Session, run: Run) -> None:
             hint="delete those runs first (a run that is not final must be cancelled before)",
         )
     waiting = [
-        one.id for one in _unfinished(session, run) if any(_names_run(ref, run) for ref in _references(session, one))
+        one.id
+        for one in runs.others(session, run, unfinished=True)
+        if any(_names_run(ref, run) for ref in _references(session, one))
     ]
     if waiting:
         raise Conflict(
@@ -44,7 +44,7 @@ def refuse_used_run(session: Session, run: Run) -> None:
 
 def refuse_used_checkpoint(session: Session, row: Checkpoint, run: Run) -> None:
     """Refuse to delete a checkpoint of ``run`` that runs which are not final need. Raises :class:`Conflict`."""
-    waiting = [one.id for one in _unfinished(session, run) if _needs(session, one, row, run)]
+    waiting = [one.id for one in runs.others(session, run, unfinished=True) if _needs(session, one, row, run)]
     if waiting:
         raise Conflict(
             f"checkpoint {row.id} (run {run.id}, step {row.step}) is needed by runs that are not over: {_names(waiting)}",
@@ -69,16 +69,6 @@ def _may_mean(ref: str, row: Checkpoint, pinned: str | None) -> bool:
         return pinned == row.id
     which = ref.partition("/")[2]
     return which in {"", "best", "last", f"step-{row.step}"}
-
-
-def _undeleted(session: Session, run: Run) -> Sequence[Run]:
-    query = select(Run).where(Run.deleted_at.is_(None), Run.id != run.id)
-    return session.scalars(query.order_by(Run.seq)).all()
-
-
-def _unfinished(session: Session, run: Run) -> Sequence[Run]:
-    query = select(Run).where(Run.deleted_at.is_(None), Run.id != run.id, Run.state.not_in(FINAL))
-    return session.scalars(query.order_by(Run.seq)).all()
 
 
 def _starts_from(child: Run, run: Run) -> bool:

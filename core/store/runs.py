@@ -146,6 +146,12 @@ def list_page(
     return page_of(session.scalars(query).all(), limit, lambda run: str(run.seq))
 
 
+def others(session: Session, run: Run, *, unfinished: bool = False) -> list[Run]:
+    """Return every other run that is not deleted, oldest first; with ``unfinished`` those that are not final."""
+    query = select(Run).where(Run.deleted_at.is_(None), Run.id != run.id).order_by(Run.seq)
+    return list(session.scalars(query.where(Run.state.not_in(FINAL)) if unfinished else query))
+
+
 def attempts(session: Session, run_id: str) -> list[Attempt]:
     """Return the attempts of a run, first to last."""
     return list(session.scalars(select(Attempt).where(Attempt.run_id == run_id).order_by(Attempt.number)))

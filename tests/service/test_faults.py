@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.live import Live, steps_of, tiny_models, tiny_recipe, values_of, wait_for
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 REPEATABLE = ("reward", "loss", "entropy", "kl", "grad_norm", "weights/changed_share")
 
 

@@ -12,7 +12,8 @@ import pytest
 from tests.service.live import ROOT, Live, steps_of, values_of, wait_for
 from tests.test_docs import commands
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults]
+# A run takes two minutes on two idle cores, and several times that on busy ones.
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(1200)]
 
 
 def recipe(**changes: Any) -> dict[str, Any]:
@@ -75,7 +76,9 @@ def test_a_killed_runner_leaves_the_same_bits_as_none(live: Live, undamaged: dic
 
 
 def test_the_commands_of_the_documentation_run(live: Live, undamaged: dict[str, Any]) -> None:
-    shown = [words for words in commands() if words[0] not in {"up", "down", "submit", "demo"} or "--dry-run" in words]
+    # Those left out are what this module does already, or would lock the other tests out (tokens have tests of their own).
+    elsewhere = {"up", "down", "submit", "demo", "token"}
+    shown = [words for words in commands() if words[0] not in elsewhere or "--dry-run" in words]
     assert len(shown) >= 6
     for words in shown:
         done = live.command(*(undamaged["id"] if word == "RUN" else word for word in words))

@@ -38,7 +38,7 @@ class _Nothing(MasterOptimizer):
         self.parameters = dict(model.named_parameters())
 
     def _update(self, name: str, grad: torch.Tensor, lr: float) -> None:
-        raise NotImplementedError
+        """Nothing to do: ``step`` below never calls it."""
 
     def step(self, lr: float | None = None, *, max_grad_norm: float | None = None) -> StepResult:
         return StepResult(True, 0.0, 1.0, lr or 0.0)

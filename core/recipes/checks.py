@@ -14,6 +14,7 @@ from core.recipes.errors import Problem, allowed
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.model_refs import is_run_ref
+from core.recipes.regrounding import regrounding_problems
 from core.recipes.resolution import stop_pool
 from core.recipes.sources import HOLDOUT, dataset_items, option_faults, splits, suite_items, verifier
 from core.recipes.train import DamageStop, Looks, TrainRecipe
@@ -115,10 +116,11 @@ def _data(recipe: TrainRecipe) -> Iterator[Finding]:
             "data.split", f"{data.dataset} has no split {data.split!r}", f"allowed: {allowed(known)}", "data.dataset"
         )
     items = dataset_items(data.dataset, data.split, data.options)
-    if items is not None and items - data.holdout < recipe.prompts_per_step:
+    aside = data.holdout + ((recipe.regrounding.validation or 0) if recipe.regrounding else 0)
+    if items is not None and items - aside < recipe.prompts_per_step:
         yield _finding(
             "data.holdout",
-            f"{data.dataset} has {items} items; {data.holdout} held out leave {max(0, items - data.holdout)} "
+            f"{data.dataset} has {items} items; {aside} held out leave {max(0, items - aside)} "
             f"for steps of {recipe.prompts_per_step} prompts",
             "hold out fewer, take smaller steps"
             + (", or raise data.options.size" if data.dataset.startswith(GYM) else ""),
@@ -212,15 +214,11 @@ def _ends(recipe: TrainRecipe) -> Iterator[Finding]:
                     "add looks or remove it",
                     "looks",
                 )
-    regrounding = recipe.regrounding
-    if regrounding is not None and regrounding.after + regrounding.m > recipe.max_steps:
-        yield _finding(
-            "regrounding.after",
-            f"after step {regrounding.after} and {regrounding.m} real steps the {recipe.max_steps} steps are over",
-            f"after + m at most {recipe.max_steps}",
-            "regrounding.m",
-            "max_steps",
-        )
+    if recipe.regrounding is not None:
+        for problem, needs in regrounding_problems(
+            recipe.regrounding, max_steps=recipe.max_steps, lora=recipe.lora is not None
+        ):
+            yield Finding(problem, (problem.param, *needs))
     if recipe.lora is not None and recipe.optimizer.name == "adamw_offload":
         yield _finding(
             "optimizer",

@@ -31,6 +31,7 @@ from core.recipes.base import (
 from core.recipes.catalogue import REWARD_TERMS
 from core.recipes.errors import allowed, did_you_mean, refuse
 from core.recipes.model_refs import ModelRef
+from core.recipes.regrounding import Regrounding
 from core.recipes.sources import SuiteName, check_dataset
 
 Count = Annotated[int, Field(ge=1, le=65_536)]
@@ -122,16 +123,6 @@ def look_steps(max_steps: int, every: int) -> list[int]:
     """Steps that have a look: every so many, and the last one."""
     steps = list(range(every, max_steps + 1, every))
     return steps if steps and steps[-1] == max_steps else [*steps, max_steps]
-
-
-class Regrounding(Block):
-    """Alternate ``m`` real steps with a linear extrapolation worth ``n``, beginning after step ``after``."""
-
-    m: Steps
-    n: Annotated[int, Field(ge=0, le=1_000_000)]
-    after: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    moments: Literal["keep", "reset"] = "keep"
-    skip_norms: bool = False
 
 
 class Lora(Block):

@@ -1,7 +1,5 @@
 """Endpoints of the damage stop and of looks."""
 
-import hashlib
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header
@@ -36,14 +34,16 @@ def get_damage_stop(
 ) -> Response:
     """What the frozen rule says of this run, in one sentence and in numbers."""
     with parts.db.read() as session:
-        body = json.dumps(
-            damage.status(session, runs.get(session, run_id)), allow_nan=False, separators=(",", ":")
-        ).encode()
-    etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {"ETag": etag, "Cache-Control": "no-cache"}
-    if if_none_match and etag in (tag.strip().removeprefix("W/") for tag in if_none_match.split(",")):
+        answer = parts.damage_answers.get(session, run_id)
+    headers = {"ETag": answer.etag, "Cache-Control": "no-cache"}
+    if if_none_match and _matches(answer.etag, if_none_match):
         return Response(status_code=304, headers=headers)
-    return Response(body, media_type="application/json", headers=headers)
+    return Response(answer.body, media_type="application/json", headers=headers)
+
+
+def _matches(etag: str, header: str) -> bool:
+    """Whether an If-None-Match header names this version, or any (RFC 9110, 13.1.2)."""
+    return header.strip() == "*" or etag in (tag.strip().removeprefix("W/") for tag in header.split(","))
 
 
 @router.get("/runs/{id}/looks", operation_id="list_looks", response_model=Listing[Look], responses=documented(404))

@@ -6,7 +6,7 @@ An endpoint opens ``db.read()`` or ``db.write()`` itself, calls services inside,
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
@@ -15,6 +15,7 @@ from fastapi.params import ParamTypes
 from fastapi.routing import APIRoute
 
 from api.errors import InvalidRequest
+from api.services.damage import Answers
 from core.settings import Settings
 from core.store.database import Database
 
@@ -33,6 +34,7 @@ class Service:
     db: Database
     ring: Callable[[], None]
     home_id: str = ""
+    damage_answers: Answers = field(default_factory=Answers)
 
 
 def service_of(request: Request) -> Service:

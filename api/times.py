@@ -1,6 +1,7 @@
 """Times as the API writes them: UTC, ISO 8601, ending in ``Z``. It reads no clock; the database has the only one."""
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import overload
 
 
@@ -14,8 +15,14 @@ def iso(seconds: float | None) -> str | None:
     """Unix seconds to ``2026-01-31T12:00:00.250Z`` (milliseconds, rounded down); ``None`` stays ``None``."""
     if seconds is None:
         return None
-    # Cut off "+00:00": curves write thousands of these, and a search for it costs as much as the rest.
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    minute, rest = divmod(round(seconds * 1e6) // 1000, 60_000)
+    return f"{_minute(minute)}:{rest // 1000:02d}.{rest % 1000:03d}Z"
+
+
+@lru_cache(maxsize=4096)
+def _minute(minutes: int) -> str:
+    """Date, hour and minute. Curves write thousands of times that share them, and a calendar is slow."""
+    return datetime.fromtimestamp(minutes * 60, UTC).isoformat(timespec="minutes")[:-6]
 
 
 def from_iso(text: str) -> float:

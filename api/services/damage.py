@@ -1,9 +1,12 @@
 """The damage-stop document of a run: collects the facts that ``core.damage.status`` turns into a judgement.
 
 It reads looks, base evaluations and the frozen prespecification, and judges nothing itself. The document holds no time of
-day, so it stays the same, byte for byte, until something happened.
+day, so it stays the same, byte for byte, until something happened, and is made once for each thing that happens.
 """
 
+import hashlib
+import json
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -11,13 +14,42 @@ from sqlalchemy.orm import Session
 from api.times import iso
 from core.damage.status import BaseFacts, PrespecFacts, RunFacts, build_status
 from core.recipes import TrainRecipe, load_recipe
-from core.store import evaluations, looks, prespecs
+from core.store import evaluations, looks, prespecs, runs
 from core.store.evaluations import CORRECT
 from core.store.models import Look, Prespecification, Run
 from core.train.prespecify import steps_of_looks
 
 _REMEMBERED = 256
-_noise_floors: dict[tuple[str, str], float | None] = {}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The document as sent. ``judged_by`` is what it was made from: see :func:`core.store.looks.judged_by`."""
+
+    body: bytes
+    etag: str
+    judged_by: tuple[Any, ...]
+
+
+class Answers:
+    """The answers of the runs that were asked about last: clients poll, and between two looks nothing changes."""
+
+    def __init__(self) -> None:
+        self._of_run: dict[str, Answer] = {}
+
+    def get(self, session: Session, run_id: str) -> Answer:
+        """Return the answer for the run of this id or unique beginning of it; raises ``NotFound``."""
+        known = self._of_run.get(run_id)
+        if known is not None and known.judged_by == looks.judged_by(session, run_id):
+            return known
+        run = runs.get(session, run_id)
+        judged_by = looks.judged_by(session, run.id)
+        body = json.dumps(status(session, run), allow_nan=False, separators=(",", ":")).encode()
+        answer = Answer(body, f'"{hashlib.sha256(body).hexdigest()[:32]}"', judged_by or ())
+        while len(self._of_run) >= _REMEMBERED:
+            self._of_run.popitem()
+        self._of_run[run.id] = answer
+        return answer
 
 
 def status(session: Session, run: Run) -> dict[str, Any]:
@@ -96,18 +128,11 @@ def _base(session: Session, run: Run, suite: str, rule: dict[str, Any] | None) -
 
 
 def _flips(session: Session, first: str, second: str) -> float | None:
-    """Share of items whose verdict differs between two finished evaluations.
-
-    Their records never change, so the share is remembered; it would be most of the work of a polled endpoint.
-    """
-    if (first, second) not in _noise_floors:
-        before, after = evaluations.verdicts(session, first), evaluations.verdicts(session, second)
-        shared = before.keys() & after.keys()
-        flipped = sum((before[item][0] == CORRECT) != (after[item][0] == CORRECT) for item in shared)
-        while len(_noise_floors) >= _REMEMBERED:
-            _noise_floors.popitem()
-        _noise_floors[first, second] = flipped / len(shared) if shared else None
-    return _noise_floors[first, second]
+    """Share of items whose verdict differs between two finished evaluations."""
+    before, after = evaluations.verdicts(session, first), evaluations.verdicts(session, second)
+    shared = before.keys() & after.keys()
+    flipped = sum((before[item][0] == CORRECT) != (after[item][0] == CORRECT) for item in shared)
+    return flipped / len(shared) if shared else None
 
 
 def _frozen(row: Prespecification | None) -> PrespecFacts | None:

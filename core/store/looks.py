@@ -3,13 +3,34 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Select, false, select
+from sqlalchemy import BindParameter, ColumnElement, Select, bindparam, false, func, select
 from sqlalchemy.orm import Session, defer
 
 from core.store import events
 from core.store.database import now
 from core.store.fencing import Fence, require
-from core.store.models import Look
+from core.store.models import Evaluation, Look, Run
+
+
+def _counted(*what: ColumnElement[bool], newest: Any) -> list[Any]:
+    """How many rows there are and when the newest was made, as columns of another statement."""
+    return [select(column).where(*what).scalar_subquery() for column in (func.count(), func.max(newest))]
+
+
+# Built once: a page asks this every few seconds, and building a statement costs more than running it.
+_RUN_ID: BindParameter[str] = bindparam("run_id")
+_JUDGED_BY = select(
+    Run.state,
+    Run.prespecification_id,
+    *_counted(Look.run_id == _RUN_ID, Look.superseded == false(), newest=Look.created_at),
+    *_counted(
+        Evaluation.run_id == _RUN_ID,
+        Evaluation.purpose.in_(["base", "base_repeat"]),
+        Evaluation.status == "finished",
+        Evaluation.superseded == false(),
+        newest=Evaluation.finished_at,
+    ),
+).where(Run.id == _RUN_ID, Run.deleted_at.is_(None))
 
 
 def add(
@@ -79,3 +100,12 @@ def _query(run_id: str, current: bool, suite: str | None, reference: str | None)
     query = select(Look).where(Look.run_id == run_id)
     query = query.where(*(column == value for column, value in wanted.items() if value is not None))
     return query.where(Look.superseded == false()) if current else query
+
+
+def judged_by(session: Session, run_id: str) -> tuple[Any, ...] | None:
+    """Return what changes whenever the judgement of a run's damage may; None where there is no run of exactly this id.
+
+    Looks and evaluations are only added or superseded, never changed, so their numbers and newest times tell them all.
+    """
+    row = session.execute(_JUDGED_BY, {"run_id": run_id}).one_or_none()
+    return None if row is None else tuple(row)

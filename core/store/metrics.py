@@ -42,6 +42,32 @@ _EVENT_MARKS = (
 )
 
 
+_SERIES = select(MetricSeries.key, MetricSeries.count, MetricSeries.first_step, MetricSeries.last_step).where(
+    MetricSeries.run_id == _RUN_ID
+)
+
+
+class _Reads:
+    """The statements that read points of one curve in one view; ``view`` says which attempts' points those are."""
+
+    def __init__(self, *view: ColumnElement[bool]) -> None:
+        metric = Metric.__table__.c  # the table's columns, not the class': hundreds of rows need no mapping
+        points = select(metric.step, metric.value, metric.at, metric.nonfinite).where(
+            metric.run_id == _RUN_ID, metric.key == bindparam("key"), *view
+        )
+        within = metric.step.between(bindparam("low"), bindparam("high"))
+        levels = metric.level.in_(bindparam("levels", expanding=True))
+        self.grid = points.where(levels, within).limit(bindparam("limit"))
+        self.grid_size = select(func.count()).select_from(self.grid.with_only_columns(literal(1)).subquery())
+        self.steps = points.where(levels, metric.step.in_(bindparam("steps", expanding=True)))
+        self.first = points.where(within).order_by(metric.step.asc()).limit(1)
+        self.last = points.where(within).order_by(metric.step.desc()).limit(1)
+
+
+_CURRENT = _Reads(Metric.superseded == false())
+_OF_ATTEMPT = _Reads(Metric.superseded.in_([false(), true()]), Metric.attempt == bindparam("attempt"))
+
+
 class Point(NamedTuple):
     """One point: ``value`` is None when the number was not finite, and ``nonfinite`` then says "nan", "inf" or "-inf"."""
 
@@ -227,17 +253,18 @@ class _View:
     high: int
     whole: bool
 
-    def where(self) -> list[ColumnElement[bool]]:
-        one_of = [Metric.run_id == self.run_id, Metric.key == self.key]
-        if self.attempt == CURRENT:
-            return [*one_of, Metric.superseded == false()]
-        return [*one_of, Metric.superseded.in_([false(), true()]), Metric.attempt == self.attempt]
+    @property
+    def reads(self) -> _Reads:
+        return _CURRENT if self.attempt == CURRENT else _OF_ATTEMPT
 
-    def on_grid(self, stride_level: int) -> list[ColumnElement[bool]]:
+    def parameters(self, **more: Any) -> dict[str, Any]:
+        named = {"run_id": self.run_id, "key": self.key, "low": self.low, "high": self.high, **more}
+        return named if self.attempt == CURRENT else {**named, "attempt": self.attempt}
+
+    def grid_levels(self, stride_level: int) -> list[int]:
         # Levels are listed rather than bounded below: each is one range of the index by step, so a narrow window late in a
         # long run reads its own rows only. No step up to `high` but 0 has a level above its bit length.
-        levels = [*range(stride_level, max(self.high.bit_length(), stride_level)), STEP_ZERO_LEVEL]
-        return [*self.where(), Metric.level.in_(levels), Metric.step.between(self.low, self.high)]
+        return [*range(stride_level, max(self.high.bit_length(), stride_level)), STEP_ZERO_LEVEL]
 
 
 def _thinned(session: Session, view: _View, total: int, max_points: int, looks: set[int]) -> list[Point]:
@@ -263,43 +290,38 @@ def _thinned(session: Session, view: _View, total: int, max_points: int, looks: 
 
 def _grid(session: Session, view: _View, stride_level: int, max_points: int) -> dict[int, Point]:
     """Return the points on the stride 2**stride_level, at most one more than ``max_points``."""
-    return _points(session, _select_points().where(*view.on_grid(stride_level)).limit(max_points + 1))
+    wanted = view.parameters(levels=view.grid_levels(stride_level), limit=max_points + 1)
+    return _points(session, view.reads.grid, wanted)
 
 
 def _fits(session: Session, view: _View, stride_level: int, max_points: int) -> bool:
     """Return whether the stride 2**stride_level leaves at most ``max_points``; stops counting at one more."""
-    some = select(literal(1)).select_from(Metric).where(*view.on_grid(stride_level)).limit(max_points + 1).subquery()
-    return (session.scalar(select(func.count()).select_from(some)) or 0) <= max_points
+    wanted = view.parameters(levels=view.grid_levels(stride_level), limit=max_points + 1)
+    return (session.scalar(view.reads.grid_size, wanted) or 0) <= max_points
 
 
 def _always_kept(session: Session, view: _View, looks: set[int]) -> dict[int, Point]:
     """Return the first and last point in range, and those at looks."""
     steps = {step for step in looks if view.low <= step <= view.high} | ({view.low, view.high} if view.whole else set())
     # A step's level follows from it; naming both leads the planner to the rows instead of along the whole series.
-    listed = (Metric.level.in_({level_of(step) for step in steps}), Metric.step.in_(steps))
-    kept = _points(session, _select_points().where(*view.where(), *listed)) if steps else {}
+    levels = {level_of(step) for step in steps}
+    wanted = view.parameters(levels=sorted(levels), steps=sorted(steps))
+    kept = _points(session, view.reads.steps, wanted) if steps else {}
     if not view.whole:
-        within = Metric.step.between(view.low, view.high)
-        for order in (Metric.step.asc(), Metric.step.desc()):
-            kept |= _points(session, _select_points().where(*view.where(), within).order_by(order).limit(1))
+        for end in (view.reads.first, view.reads.last):
+            kept |= _points(session, end, view.parameters())
     return kept
 
 
-def _select_points() -> Select[Any]:
-    columns = Metric.__table__.c  # the table's columns, not the class': hundreds of rows need no mapping
-    return select(columns.step, columns.value, columns.at, columns.nonfinite)
-
-
-def _points(session: Session, query: Select[Any]) -> dict[int, Point]:
-    return {row[0]: Point(*row) for row in session.execute(query)}
+def _points(session: Session, query: Select[Any], parameters: Mapping[str, Any]) -> dict[int, Point]:
+    return {row[0]: Point(*row) for row in session.execute(query, parameters)}
 
 
 def _sizes(session: Session, run_id: str, keys: Sequence[str] | None, attempt: int | str) -> dict[str, _Size]:
     if attempt == CURRENT:
-        query = select(MetricSeries.key, MetricSeries.count, MetricSeries.first_step, MetricSeries.last_step)
-        query = query.where(MetricSeries.run_id == run_id)
-        query = query if keys is None else query.where(MetricSeries.key.in_(keys))
-    elif isinstance(attempt, int):
+        found = session.execute(_SERIES, {"run_id": run_id})
+        return {key: _Size(*size) for key, *size in found if keys is None or key in keys}
+    if isinstance(attempt, int):
         # One attempt's own view is asked for seldom, so it is counted.
         query = select(Metric.key, func.count(), func.min(Metric.step), func.max(Metric.step)).group_by(Metric.key)
         query = query.where(Metric.run_id == run_id, Metric.attempt == attempt)

@@ -2,6 +2,7 @@
 
 from starlette.testclient import TestClient
 
+from core.store import metrics, queue
 from tests.api.conftest import Builder, FinishedRun
 
 
@@ -49,6 +50,47 @@ def test_same_etag_until_the_next_look(client: TestClient, build: Builder) -> No
     after = client.get(path, headers={"If-None-Match": before.headers["ETag"]})
     assert after.status_code == 200
     assert after.headers["ETag"] != before.headers["ETag"]
+
+
+def test_status_follows_base_runs_looks_and_a_resume_that_goes_back_behind_them(
+    client: TestClient, build: Builder
+) -> None:
+    fence = build.running()
+    path = f"/runs/{fence.run_id}/damage-stop"
+
+    def shown() -> tuple[int, float | None, int | None]:
+        body = client.get(path).json()
+        current = body["current"]
+        return body["looks"], (body["base"] or {}).get("accuracy"), None if current is None else current["step"]
+
+    assert shown() == (0, None, None)
+    build.evaluation(fence, 0, "base", "1100")
+    assert shown() == (0, 0.5, None)
+    build.look(fence, 4, 1, build.evaluation(fence, 4, "look", "1110"), "1100", "1110")
+    build.look(fence, 8, 2, build.evaluation(fence, 8, "look", "1111"), "1100", "1111")
+    assert shown() == (2, 0.5, 8)
+    with build.db.write() as session:
+        queue.interrupt(session, fence, reason="lost")
+    again = build.claimed(fence.run_id)
+    with build.db.fenced(again) as session:
+        metrics.supersede_after(session, again, 4)
+    assert shown() == (1, 0.5, 4)
+    build.look(again, 8, 2, build.evaluation(again, 8, "look", "1000"), "1100", "1000")
+    assert shown() == (2, 0.5, 8)
+    assert client.get(path).json()["current"]["accuracy"] == 0.25
+
+
+def test_any_version_matches_a_star(client: TestClient, build: Builder) -> None:
+    path = f"/runs/{build.queued()['id']}/damage-stop"
+    assert client.get(path, headers={"If-None-Match": "*"}).status_code == 304
+
+
+def test_status_of_a_deleted_run_is_gone(client: TestClient, build: Builder) -> None:
+    run = build.queued()["id"]
+    assert client.get(f"/runs/{run}/damage-stop").status_code == 200
+    client.post(f"/runs/{run}/cancel")
+    assert client.delete(f"/runs/{run}").status_code < 300
+    assert client.get(f"/runs/{run}/damage-stop").status_code == 404
 
 
 def test_run_without_a_damage_stop_says_so(client: TestClient, build: Builder) -> None:

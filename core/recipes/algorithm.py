@@ -1,7 +1,7 @@
 """The `algorithm` block of a train recipe: every choice on which public trainers differ, by name.
 
-Defaults are the paper's released script where it sets a value, else verl's. Presets (`dr_grpo`, `dapo`, `gspo`) fill in only
-what the recipe leaves out. No arithmetic here: `core.rl` does that.
+Defaults are the paper's released script where it sets a value, else verl's. Presets (`dr_grpo`, `dapo`, `gspo`, `sft`) fill
+in only what the recipe leaves out. No arithmetic here: `core.rl` does that.
 """
 
 from collections.abc import Mapping
@@ -9,17 +9,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from core.recipes.base import Block
+from core.recipes.base import Block, expand, false_is_null
 from core.recipes.catalogue import ALGORITHMS
 from core.recipes.errors import Problem, allowed, did_you_mean, refuse
 
-AlgorithmName = Literal["grpo", "reinforce_plus_plus", "rloo", "centered", "gspo"]
+AlgorithmName = Literal["grpo", "reinforce_plus_plus", "rloo", "centered", "gspo", "sft", "noisy_sft"]
+SUPERVISED = ("sft", "noisy_sft")
 
 # GSPO paper: 3e-4 / 4e-4, and no second clip of negative advantages (verl's gspo loss has none either).
 PRESETS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"name": "grpo", "std": "none", "aggregation": "seq_mean_token_sum_norm"},
-    "dapo": {"name": "grpo", "aggregation": "token_mean", "clip_low": 0.2, "clip_high": 0.28, "mask_truncated": True},
+    "dapo": {
+        "name": "grpo",
+        "aggregation": "token_mean",
+        "clip_low": 0.2,
+        "clip_high": 0.28,
+        "mask_truncated": True,
+        "dynamic_sampling": {"max_rounds": 3},
+    },
     "gspo": {"name": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "dual_clip": None},
+    # Cross entropy over all supervised tokens of an update: nothing is averaged per sequence.
+    "sft": {"name": "sft", "aggregation": "token_mean"},
+    "noisy_sft": {"name": "noisy_sft", "aggregation": "token_mean"},
 }
 
 
@@ -45,11 +56,14 @@ def _text_is_mode(value: Any) -> Any:
 
 
 class Kl(Block):
-    """KL to the frozen start model: its weight, the estimator, and whether it is in the reward or in the loss."""
+    """KL to the frozen start model: its weight, whether it is in the reward or in the loss, and the estimator.
+
+    The estimator in the loss is k3 (DeepSeekMath), in the reward k1 (verl, TRL): k3 there would be biased.
+    """
 
     coef: Annotated[float, Field(ge=0, le=100)] = 0.0
-    estimator: Literal["k1", "k2", "k3"] = "k3"
     in_reward: bool = False
+    estimator: Literal["k1", "k2", "k3"] = Field(default_factory=lambda data: "k1" if data.get("in_reward") else "k3")
 
 
 class ImportanceCorrection(Block):
@@ -58,6 +72,15 @@ class ImportanceCorrection(Block):
     mode: Literal["none", "truncate", "mask"] = "none"
     level: Literal["token", "sequence"] = "token"
     cap: Annotated[float, Field(gt=0, le=1e6)] = 2.0
+
+
+class DynamicSampling(Block):
+    """Replace groups without spread in their rewards by groups of further prompts (DAPO, section 3.2).
+
+    ``max_rounds`` counts the first round too. A step reserves ``max_rounds`` times its prompts in the order of the epoch.
+    """
+
+    max_rounds: Annotated[int, Field(ge=2, le=64)] = 3
 
 
 class Algorithm(Block):
@@ -81,6 +104,13 @@ class Algorithm(Block):
         ImportanceCorrection, BeforeValidator(_text_is_mode, json_schema_input_type=str | ImportanceCorrection)
     ] = ImportanceCorrection()
     mask_truncated: bool = False
+    dynamic_sampling: Annotated[
+        DynamicSampling | None,
+        BeforeValidator(expand(int, "max_rounds"), json_schema_input_type=int | DynamicSampling | None),
+        BeforeValidator(false_is_null),
+    ] = None
+    noise: Literal["token", "sequence"] = "token"
+    p: Annotated[float, Field(ge=0, le=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -94,14 +124,30 @@ class Algorithm(Block):
     @property
     def needs_group(self) -> bool:
         """Whether the advantage compares the samples of one prompt."""
-        return self.name != "reinforce_plus_plus" or self.baseline
+        return not self.supervised and (self.name != "reinforce_plus_plus" or self.baseline)
+
+    @property
+    def supervised(self) -> bool:
+        """Whether reference solutions are learnt instead of sampled completions."""
+        return self.name in SUPERVISED
 
 
+_SAMPLED = ("grpo", "reinforce_plus_plus", "rloo", "centered", "gspo")
 _USED_BY: dict[str, tuple[str, ...]] = {
     "std": ("grpo", "gspo"),
     "eps": ("grpo", "gspo"),
     "variance": ("reinforce_plus_plus",),
     "baseline": ("reinforce_plus_plus",),
+    "clip_low": _SAMPLED,
+    "clip_high": _SAMPLED,
+    "dual_clip": _SAMPLED,
+    "kl": _SAMPLED,
+    "entropy_coef": _SAMPLED,
+    "importance_correction": _SAMPLED,
+    "mask_truncated": _SAMPLED,
+    "dynamic_sampling": _SAMPLED,
+    "noise": ("noisy_sft",),
+    "p": ("noisy_sft",),
 }
 
 
@@ -116,6 +162,26 @@ def algorithm_problems(algorithm: Algorithm) -> list[Problem]:
         for option, users in _USED_BY.items()
         if algorithm.name not in users and getattr(algorithm, option) != Algorithm.model_fields[option].default
     ]
+    if algorithm.name == "noisy_sft" and algorithm.p is None:
+        problems.append(
+            Problem("algorithm.p", "noisy_sft needs p, the probability of a negative sign", "a number from 0 to 1")
+        )
+    if algorithm.supervised and algorithm.aggregation != "token_mean":
+        problems.append(
+            Problem(
+                "algorithm.aggregation",
+                f"{algorithm.name} divides by the number of supervised tokens, so {algorithm.aggregation} does not apply",
+                f"leave it out: {algorithm.name} always averages tokens (token_mean)",
+            )
+        )
+    if algorithm.dynamic_sampling is not None and not algorithm.needs_group:
+        problems.append(
+            Problem(
+                "algorithm.dynamic_sampling",
+                f"{algorithm.name} without baseline learns from groups without spread too, so none is replaced",
+                "remove it, or set baseline to true",
+            )
+        )
     if algorithm.name == "gspo" and algorithm.aggregation != "seq_mean_token_mean":
         problems.append(
             Problem(

@@ -106,7 +106,9 @@ ALGORITHMS: dict[str, str] = {
     "centered": "reward minus the group's mean",
     "gspo": "grpo's advantages with one clipped ratio per sequence",
     "dr_grpo": "preset of grpo: std none, aggregation seq_mean_token_sum_norm",
-    "dapo": "preset of grpo: token_mean, clip 0.2/0.28, truncated completions masked (without dynamic sampling)",
+    "dapo": "preset of grpo: token_mean, clip 0.2/0.28, truncated completions masked, dynamic sampling in 3 rounds",
+    "sft": "cross entropy on the items' reference solutions; nothing is sampled",
+    "noisy_sft": "sft with random signs on tokens, or cut and sign on whole solutions (the paper's C.3)",
 }
 
 OPTIMIZERS: dict[str, str] = {

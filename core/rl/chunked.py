@@ -299,6 +299,8 @@ def _chunk_fused(
     """The same by the kernels; one fp32 [C, V] exists, whose memory the gradient takes over."""
     logits_CV = head.logits(hidden_CH, weight_VH)
     logp_C, entropy_C, norm_C = fused.statistics(logits_CV, targets_C, temperature)
+    if given is None and objective.kind != "token":
+        given = _Coefficients.of(logp_C, entropy_C, terms, objective)
     loss_C, coef_logp_C, coef_entropy_C = (
         fused.coefficients(logp_C, entropy_C, terms, objective)
         if given is None

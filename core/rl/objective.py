@@ -1,4 +1,4 @@
-"""Policy objectives as a loss per token: clipped surrogate, KL penalty, entropy bonus, and the weights that aggregate it.
+"""Objectives as a loss per token: clipped surrogate, KL penalty, entropy bonus, likelihood, and the weights that aggregate.
 
 The loss of an update is the plain sum of ``policy_loss`` over all its tokens. Whatever averages (over tokens, over
 sequences, by a constant) is folded into ``weight_T`` before the first backward, with denominators from the whole update, so
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from core.rl.transfer import to_device
 
-Kind = Literal["token", "sequence"]
+Kind = Literal["token", "sequence", "likelihood"]
 Aggregation = Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum_norm"]
 KlEstimator = Literal["k1", "k2", "k3"]
 ImportanceMode = Literal["none", "truncate", "mask"]
@@ -34,7 +34,8 @@ class Objective:
 
     Attributes:
         kind: ``token`` has one ratio per token (GRPO, RLOO, REINFORCE++); ``sequence`` one ratio per sequence, the
-            exponential of the mean log-ratio over its valid tokens (GSPO, equation 7).
+            exponential of the mean log-ratio over its valid tokens (GSPO, equation 7); ``likelihood`` has none: the loss
+            of a token is its advantage times minus its log-prob, which is cross entropy where the advantage is 1.
         clip_low, clip_high: the ratio is clipped to ``[1 - clip_low, 1 + clip_high]``.
         dual_clip: upper bound of the ratio where the advantage is negative (dual-clip PPO, Ye et al. 2020; verl's
             ``clip_ratio_c``); None for no bound. It bounds the sequence ratio too; the GSPO paper has None.
@@ -61,7 +62,7 @@ class Objective:
     entropy_coef: float = 0.0
 
     def __post_init__(self) -> None:
-        _one_of("kind", self.kind, ("token", "sequence"))
+        _one_of("kind", self.kind, ("token", "sequence", "likelihood"))
         _one_of("kl_estimator", self.kl_estimator, ("k1", "k2", "k3"))
         _check_aggregation(self.aggregation, self.norm_length)
         if not 0.0 <= self.clip_low <= 1.0:
@@ -74,6 +75,8 @@ class Objective:
             )
         if not (math.isfinite(self.kl_coef) and math.isfinite(self.entropy_coef)):
             raise ValueError(f"kl_coef and entropy_coef must be finite, got {self.kl_coef} and {self.entropy_coef}")
+        if self.kind == "likelihood" and (self.kl_coef or self.entropy_coef):
+            raise ValueError("kl_coef and entropy_coef must be 0 when kind is 'likelihood'")
         if self.kind == "sequence" and self.aggregation != "seq_mean_token_mean":
             raise ValueError(
                 f"aggregation must be 'seq_mean_token_mean' when kind is 'sequence', got {self.aggregation!r}"
@@ -240,6 +243,8 @@ def policy_loss(logp_T: Tensor, entropy_T: Tensor, terms: TokenTerms, objective:
     keep = terms.weight_T != 0
     logp = torch.where(keep, logp_T, 0.0)
     advantage = torch.where(keep, terms.advantage_T, 0.0)
+    if objective.kind == "likelihood":
+        return torch.where(keep, terms.weight_T, 0.0) * advantage * -logp
     old = logp_T.detach() if terms.logp_old_T is None else terms.logp_old_T
     ratio = _ratio(_masked_log_ratio(logp_T, old, keep), keep, terms.sequence_T, objective.kind)
     loss = surrogate(ratio, advantage, objective)
@@ -260,7 +265,7 @@ def _masked_log_ratio(logp: Tensor, old: Tensor, keep: Tensor) -> Tensor:
 
 
 def _ratio(log_ratio_T: Tensor, keep_T: Tensor, sequence_T: Tensor | None, kind: Kind) -> Tensor:
-    if kind == "token" or sequence_T is None:
+    if kind != "sequence" or sequence_T is None:
         return log_ratio_T.exp()
     if not sequence_T.numel():
         return log_ratio_T.exp()

@@ -20,8 +20,27 @@ _KEYS: dict[str, CurveInfo] = {
     "frac_reward_zero_std": CurveInfo(
         "share", "Share of groups whose completions all got one reward; they give no gradient."
     ),
-    "frac_reward_all_right": CurveInfo("share", "Share of groups in which every completion was right."),
-    "frac_reward_all_wrong": CurveInfo("share", "Share of groups in which every completion was wrong."),
+    "rewards/invalid": CurveInfo("samples", "Completions without a reward: they could not be judged and are masked."),
+    "early/all_right": CurveInfo(
+        "share", "Groups in which every completion was right; they give no gradient, and the data may be too easy."
+    ),
+    "early/all_wrong": CurveInfo(
+        "share", "Groups in which every completion was wrong; they give no gradient, and the data may be too hard."
+    ),
+    "early/pass_at_k": CurveInfo(
+        "share", "Groups with at least one right answer. Falling while early/avg_at_k rises: sharper, but less varied."
+    ),
+    "early/avg_at_k": CurveInfo("share", "Right answers among the step's completions, the mean over groups."),
+    "early/distinct_answers": CurveInfo(
+        "share", "Different answers per completion of a group, the mean over groups; near 1/k all answers are the same."
+    ),
+    "early/length_right": CurveInfo("tokens", "Mean length of right completions."),
+    "early/length_wrong": CurveInfo(
+        "tokens", "Mean length of wrong completions; one that grows alone often means endless thinking."
+    ),
+    "early/verifier_timeout_share": CurveInfo(
+        "share", "Completions on which the grader ran out of time; a rise may mean answers that attack the grader."
+    ),
     "loss": CurveInfo("", "The objective that was minimised, over the step's updates."),
     "entropy": CurveInfo("nats", "Mean entropy of the policy's next-token distribution on sampled tokens."),
     "kl": CurveInfo("nats", "Estimated KL divergence from the policy to the base model on sampled tokens."),
@@ -40,6 +59,17 @@ _KEYS: dict[str, CurveInfo] = {
     "heldout/delta": CurveInfo("share", "Paired difference of greedy accuracy against base on the same items."),
     "weights/changed_share": CurveInfo("share", "Share of weights that differ from the base model."),
     "lr": CurveInfo("", "Learning rate of the step's last update."),
+    "regrounding/effective_steps": CurveInfo(
+        "steps", "Real steps plus what the jumps so far were worth; a real step is worth 1."
+    ),
+    "regrounding/n": CurveInfo("steps", "What the jump after this step was worth; 0 where it was decided to stay."),
+    "regrounding/moved": CurveInfo("", "Euclidean distance between the weights of the cycle's beginning and its end."),
+    "regrounding/decision_s": CurveInfo("s", "Wall time of the jump, its candidates included."),
+    "regrounding/validation_before": CurveInfo("share", "Greedy accuracy on the choosing validation items without a jump."),
+    "regrounding/validation_after": CurveInfo("share", "The same after the jump that was taken."),
+    "time/worked_s": CurveInfo(
+        "s", "Work of the run until this look was over, all attempts, looks and decisions included; on a card GPU-seconds."
+    ),
     "step_time": CurveInfo("s", "Wall time of the whole step."),
     "tokens_per_s": CurveInfo("tokens/s", "Sampled tokens per second of step time."),
     "memory/peak_gib": CurveInfo("GiB", "Peak memory of the runner during the step."),
@@ -47,12 +77,17 @@ _KEYS: dict[str, CurveInfo] = {
 
 _FAMILIES: tuple[tuple[str, CurveInfo], ...] = (
     ("reward/", CurveInfo("score", "Mean of one reward term, before its weight.")),
+    (
+        "reward_weighted/",
+        CurveInfo("score", "Mean of what one term added to the reward: weighted, and behind the gate."),
+    ),
+    ("reward_failed/", CurveInfo("samples", "Completions for which an own reward function failed to give a number.")),
     ("rewards/", CurveInfo("score", "Mean of one reward term, before its weight.")),
     (
         "linearity/",
         CurveInfo("R2", "How linear the trajectory is so far: coefficient of determination against the step."),
     ),
-    ("early/", CurveInfo("", "An early warning with a prespecified threshold; it never stops a run by itself.")),
+    ("early/", CurveInfo("", "An early warning: it informs and never stops a run by itself.")),
     ("time/", CurveInfo("s", "Wall time of one part of the step.")),
     ("sampling/", CurveInfo("", "A comparison of the sampler with the trainer on the same tokens.")),
     ("memory/", CurveInfo("GiB", "Memory of the runner.")),

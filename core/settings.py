@@ -23,6 +23,7 @@ class Settings:
     gpu: str = "cpu"
     data_dir: Path | None = None
     models_dir: Path | None = None
+    rewards_dir: Path | None = None
     host: str = "127.0.0.1"
     port: int = 8421
     lease_ttl_s: float = 120.0
@@ -41,6 +42,7 @@ class Settings:
             gpu=env.get("DRIFTLINE_GPU", "cpu"),
             data_dir=_folder(env, "DRIFTLINE_DATA"),
             models_dir=_folder(env, "DRIFTLINE_MODELS"),
+            rewards_dir=_folder(env, "DRIFTLINE_REWARDS"),
             host=env.get("DRIFTLINE_HOST", "127.0.0.1"),
             port=int(_positive(env, "DRIFTLINE_PORT", 8421)),
             lease_ttl_s=_positive(env, "DRIFTLINE_LEASE_TTL_S", 120.0),

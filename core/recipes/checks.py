@@ -16,6 +16,7 @@ from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.model_refs import is_run_ref
 from core.recipes.regrounding import regrounding_problems
 from core.recipes.resolution import stop_pool
+from core.recipes.rewards import gated
 from core.recipes.sources import HOLDOUT, dataset_items, option_faults, splits, suite_items, verifier
 from core.recipes.train import DamageStop, Looks, TrainRecipe
 
@@ -38,6 +39,7 @@ def findings(recipe: TrainRecipe | EvalRecipe | AnalysisRecipe) -> list[Finding]
                 *_lengths(recipe),
                 *_data(recipe),
                 *_rewards(recipe),
+                *_pass_rate(recipe),
                 *_looks(recipe),
                 *_ends(recipe),
             ]
@@ -157,6 +159,33 @@ def _rewards(recipe: TrainRecipe) -> Iterator[Finding]:
             "keep one of them",
             "data.dataset",
             f"rewards.{graders[0]}",
+        )
+
+
+    if recipe.outcome_gate and not any(gated(term) for term in recipe.rewards):
+        yield _finding(
+            "outcome_gate",
+            "there is no term that it could gate: verifiers are the outcome itself",
+            "remove outcome_gate, or add length, format, random or an own function",
+            "rewards",
+        )
+
+
+def _pass_rate(recipe: TrainRecipe) -> Iterator[Finding]:
+    wanted = recipe.data.pass_rate
+    if wanted is None:
+        return
+    if wanted.low > wanted.high:
+        yield _finding(
+            "data.pass_rate",
+            f"the lowest rate {wanted.low:g} is above the highest {wanted.high:g}",
+            "write the lower one first: [0.1, 0.9]",
+        )
+    elif not any(wanted.low <= right / wanted.samples <= wanted.high for right in range(wanted.samples + 1)):
+        yield _finding(
+            "data.pass_rate",
+            f"no rate that {wanted.samples} samples can give lies from {wanted.low:g} to {wanted.high:g}",
+            "widen the range or raise samples",
         )
 
 

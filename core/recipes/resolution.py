@@ -10,6 +10,7 @@ from core.recipes.base import Options, Prompt
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.model_refs import is_run_ref
+from core.recipes.rewards import RewardTerm
 from core.recipes.sources import DEFAULT_GYM_SIZE, HOLDOUT, suite_items, verifier
 from core.recipes.train import DamageStop, Looks, TrainRecipe
 
@@ -93,9 +94,9 @@ def _rule(m: int | None, pool: int) -> str:
     return "eprocess" if pool >= 5 * draw and draw >= SMALLEST_DRAW else "mcnemar_spending"
 
 
-def _fill_rewards(recipe: TrainRecipe) -> dict[str, float]:
+def _fill_rewards(recipe: TrainRecipe) -> dict[str, RewardTerm]:
     own = verifier(recipe.data.dataset) or "auto"
-    return {(own if term == "auto" else term): weight for term, weight in recipe.rewards.items()}
+    return {(own if term == "auto" else term): spec.filled(term) for term, spec in recipe.rewards.items()}
 
 
 def _sized(name: str, options: Options) -> Options:

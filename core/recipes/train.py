@@ -28,28 +28,14 @@ from core.recipes.base import (
     expand,
     false_is_null,
 )
-from core.recipes.catalogue import REWARD_TERMS
-from core.recipes.errors import allowed, did_you_mean, refuse
+from core.recipes.errors import refuse
 from core.recipes.model_refs import ModelRef
 from core.recipes.regrounding import Regrounding
+from core.recipes.rewards import Rewards, default_rewards
 from core.recipes.sources import SuiteName, check_dataset
 
 Count = Annotated[int, Field(ge=1, le=65_536)]
 Steps = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
-def _reward_terms(terms: dict[str, float]) -> dict[str, float]:
-    for term in terms:
-        if term not in REWARD_TERMS:
-            raise refuse(
-                f"the reward term {term!r} is not known",
-                f"{did_you_mean(term, REWARD_TERMS)}allowed: {allowed(REWARD_TERMS)}",
-            )
-    if not any(weight != 0 for weight in terms.values()):
-        raise refuse(
-            "no reward term has a weight, so nothing can be learnt", 'give a term a weight, such as {"auto": 1.0}'
-        )
-    return terms
 
 
 def _off_is_null(value: Any) -> Any:
@@ -72,6 +58,30 @@ def _keep(value: Any) -> Any:
     return value
 
 
+class PassRate(Block):
+    """Train only on items that the start model solves with a frequency from ``low`` to ``high``, both included.
+
+    ``samples`` completions of each item are drawn once, as the run itself samples.
+    """
+
+    low: Annotated[float, Field(ge=0, le=1)]
+    high: Annotated[float, Field(ge=0, le=1)]
+    samples: Annotated[int, Field(ge=1, le=1024)] = 8
+
+
+def _pass_rate(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        if len(value) != 2:
+            raise refuse(f"pass_rate has {len(value)} numbers", "two, the lowest and the highest: [0.1, 0.9]")
+        return {"low": value[0], "high": value[1]}
+    return None if value is False else value
+
+
+PassRateField = Annotated[
+    PassRate | None, BeforeValidator(_pass_rate, json_schema_input_type=list[float] | PassRate | None)
+]
+
+
 class Data(Block):
     """The training items and how many of them are held out for the looks (drawn by the recipe's seed)."""
 
@@ -79,6 +89,7 @@ class Data(Block):
     split: Annotated[str, Field(min_length=1, max_length=64)] = "train"
     holdout: Annotated[int, Field(ge=0, le=1_000_000)] = 200
     options: Options = Field(default_factory=dict)
+    pass_rate: PassRateField = None
 
 
 class Optimizer(Block):
@@ -174,9 +185,8 @@ class TrainRecipe(Block):
     algorithm: AlgorithmField = Algorithm()
     data: DataField
     prompt: Prompt = Prompt()
-    rewards: Annotated[
-        dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]], Field(min_length=1), AfterValidator(_reward_terms)
-    ] = Field(default_factory=lambda: {"auto": 1.0})
+    rewards: Rewards = Field(default_factory=default_rewards)
+    outcome_gate: bool = False
 
     max_steps: Steps
     prompts_per_step: Count

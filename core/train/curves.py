@@ -5,19 +5,28 @@ Names are TRL's where TRL has one. Storing them is the caller's work, explaining
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
+
+from core.recipes.rewards import FILE
 
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """What the curves need to know of one sampled completion. ``reward`` is None where no verdict could be had."""
+    """What the curves need to know of one sampled completion. ``reward`` is None where no verdict could be had.
+
+    ``weighted`` is what each term added to the reward, ``failed`` the terms whose own function gave no number.
+    """
 
     group: int
     reward: float | None
     terms: Mapping[str, float | None]
     tokens: int
     truncated: bool
+    weighted: Mapping[str, float] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+    verdict: str = ""
+    extracted: str | None = None
 
 
 def reward_curves(samples: Sequence[SampleFacts]) -> dict[str, float]:
@@ -36,6 +45,10 @@ def reward_curves(samples: Sequence[SampleFacts]) -> dict[str, float]:
     for term in sorted({name for sample in samples for name in sample.terms}):
         raw = [value for sample in samples if (value := sample.terms.get(term)) is not None]
         values[f"reward/{term}"] = _mean(raw)
+        added = [value for sample in samples if (value := sample.weighted.get(term)) is not None]
+        values[f"reward_weighted/{term}"] = _mean(added)
+        if term.startswith(FILE):
+            values[f"reward_failed/{term}"] = float(sum(term in sample.failed for sample in samples))
     return values
 
 

@@ -29,10 +29,12 @@ from core.store import checkpoints as checkpoint_rows
 from core.store import evaluations, events, metrics, queue, runs
 from core.store.models import Checkpoint
 from core.tasks.pool import VerifierPool
+from core.tasks.rewards import RewardSpec
 from core.train import checkpoints, prespecify
 from core.train.looks import LookKeeper
 from core.train.policy import Policy, load_policy
 from core.train.prepare import Prepared, prepare
+from core.train.rewarding import rewards_of
 from core.train.step import StepRunner
 from core.train.stopping import StopConditions
 
@@ -43,8 +45,12 @@ def run_training(context: RunContext, pool: VerifierPool | None = None) -> Outco
     if not isinstance(recipe, TrainRecipe):
         raise TypeError(f"run {context.run_id} is of kind {recipe.kind}, not train")
     _deterministic(context.device)
-    with contextlib.nullcontext(pool) if pool else VerifierPool() as grading, out_of_memory_explained(context, recipe):
-        return _Training(context, recipe, grading).run()
+    with (
+        contextlib.nullcontext(pool) if pool else VerifierPool() as grading,
+        rewards_of(recipe, context.settings.rewards_dir) as rewards,
+        out_of_memory_explained(context, recipe),
+    ):
+        return _Training(context, recipe, grading, rewards).run()
 
 
 def _deterministic(device: Mapping[str, Any]) -> None:
@@ -73,7 +79,7 @@ class _Progress:
 class _Training:
     """One attempt. Built in the order in which things can go wrong: model, data, prespecification."""
 
-    def __init__(self, context: RunContext, recipe: TrainRecipe, pool: VerifierPool) -> None:
+    def __init__(self, context: RunContext, recipe: TrainRecipe, pool: VerifierPool, rewards: RewardSpec) -> None:
         self._context = context
         self._recipe = recipe
         self._log: logging.Logger = context.log
@@ -118,6 +124,7 @@ class _Training:
             decode=decode,
             pool=pool,
             micro_batch_tokens=batches.micro,
+            rewards=rewards,
         )
         self._progress = _Progress()
         self._saved_step: int | None = None

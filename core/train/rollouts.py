@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from core.engines.base import Completion, Engine, Request, SamplingParams
 from core.engines.prompts import RenderedPrompt
 from core.streams import stream_seed
+from core.tasks.answers import Answer, template_opening
 from core.tasks.items import Item
 from core.tasks.rewards import Reward
 
@@ -32,7 +33,7 @@ class Sample:
         return self.completion.finish_reason == "length"
 
 
-Grader = Callable[[Sequence[Item], Sequence[str], Sequence[int]], list[Reward]]
+Grader = Callable[[Sequence[Answer]], list[Reward]]
 
 
 def sample_step(
@@ -45,10 +46,11 @@ def sample_step(
     params: SamplingParams,
     decode: Callable[[Sequence[int]], str],
     grade: Grader,
+    prefill: str = "",
 ) -> list[Sample]:
     """Return ``num_generations`` graded completions of each prompt, group by group.
 
-    ``grade`` takes items, texts and completion lengths in tokens, all of one length, and returns a reward for each.
+    ``grade`` returns a reward for each answer, which is the recipe's ``prefill`` with the sampled text behind it.
     """
     places = [(group, sample) for group in range(len(prompts)) for sample in range(num_generations)]
     requests = [
@@ -57,8 +59,17 @@ def sample_step(
     ]
     completions = engine.generate(requests, params)
     texts = [decode(completion.token_ids) for completion in completions]
-    items = [prompts[group][0] for group, _ in places]
-    rewards = grade(items, texts, [len(completion.token_ids) for completion in completions])
+    answers = [
+        Answer(
+            item=prompts[group][0],
+            prompt=prompts[group][1].text,
+            text=prefill + text,
+            n_tokens=len(completion.token_ids),
+            opening=template_opening(prompts[group][1].text, prefill),
+        )
+        for (group, _), text, completion in zip(places, texts, completions, strict=True)
+    ]
+    rewards = grade(answers)
     return [
         Sample(group, sample, *prompts[group], completion, text, reward)
         for (group, sample), completion, text, reward in zip(places, completions, texts, rewards, strict=True)

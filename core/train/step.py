@@ -22,9 +22,10 @@ from core.rl.schedule import learning_rate
 from core.rl.statistics import TokenStats
 from core.store import events, metrics, prompts, rollouts, runs
 from core.tasks.pool import VerifierPool
-from core.tasks.rewards import RewardSpec, grade_samples
+from core.tasks.rewards import RewardSpec, failed_terms, grade_samples
 from core.train.algorithm import advantages_of, objective_of
 from core.train.curves import SampleFacts, completion_curves, reward_curves
+from core.train.early import early_curves
 from core.train.policy import Policy
 from core.train.prepare import Prepared
 from core.train.rollouts import Sample, sample_step
@@ -60,6 +61,7 @@ class StepRunner:
         decode: Callable[[Sequence[int]], str],
         pool: VerifierPool,
         micro_batch_tokens: int,
+        rewards: RewardSpec,
     ) -> None:
         self._context = context
         self._recipe = recipe
@@ -71,7 +73,7 @@ class StepRunner:
         self._pool = pool
         self._micro_batch_tokens = micro_batch_tokens
         self._objective = objective_of(recipe.algorithm)
-        self._rewards = RewardSpec(recipe.rewards, seed=recipe.seed)
+        self._rewards = rewards
 
     def run(self, step: int) -> StepResult | None:
         """Run one step and record it; None when it was asked to end before the weights changed."""
@@ -107,9 +109,8 @@ class StepRunner:
             num_generations=self._recipe.num_generations,
             params=self._params,
             decode=self._decode,
-            grade=lambda graded, texts, lengths: grade_samples(
-                self._rewards, self._pool, graded, texts, lengths, step=step
-            ),
+            grade=lambda answers: grade_samples(self._rewards, self._pool, answers, step=step),
+            prefill=self._recipe.prompt.prefill,
         )
 
     def _in_loss(self, sample: Sample) -> bool:
@@ -186,13 +187,17 @@ class StepRunner:
                 sample.reward.terms,
                 len(sample.completion.token_ids),
                 sample.truncated,
+                weighted=sample.reward.weighted,
+                failed=tuple(sample.reward.failures),
+                verdict=sample.reward.verdict.verdict.value,
+                extracted=sample.reward.verdict.extracted,
             )
             for sample in samples
         ]
         stats = sum((result.stats for result in results), TokenStats())
         steps = [result.step for result in results if result.step is not None]
         means = stats.means()
-        values = reward_curves(facts) | completion_curves(facts)
+        values = reward_curves(facts) | completion_curves(facts) | early_curves(facts)
         values |= {
             "loss": fmean(result.loss for result in results),
             "lr": self._learning_rate(step, len(results) - 1),
@@ -230,6 +235,9 @@ class StepRunner:
                 [_row(sample, advantage, place, logp[place]) for place, sample in enumerate(samples)],
             )
             metrics.record(session, context.fence, step, values)
+            for term, (count, reason) in failed_terms([sample.reward for sample in samples]).items():
+                payload = {"step": step, "term": term, "samples": count, "first": reason}
+                events.append(session, context.run_id, "reward_failed", payload, context.attempt)
             for result in results:
                 if result.step is None or not result.step.applied:
                     payload = {"step": step, "reason": _skip_reason(result)}

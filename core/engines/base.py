@@ -21,6 +21,10 @@ class NonFiniteLogitsError(EngineError):
     """The weights give logits that are not finite, so no token can be chosen."""
 
 
+class StaleWeightsError(EngineError):
+    """The engine would sample with weights that are not the trainer's current ones."""
+
+
 class RequestError(EngineError, ValueError):
     """A request or its sampling parameters cannot be served; the message names the field and how to mend it."""
 
@@ -105,6 +109,10 @@ class Engine(Protocol):
         """
         ...
 
+    def sleep(self) -> None:
+        """Give back what memory can be had again; the next call wakes the engine. Nothing for one without memory of its own."""
+        ...
+
     def settings(self) -> dict[str, Any]:
         """Everything about this engine that can change its output, as JSON-able values for the record."""
         ...
@@ -123,6 +131,15 @@ def next_version(current: int, version: int | None) -> int:
             f"weights version {version} is not above the current version {current}; versions only increase"
         )
     return version
+
+
+def require_version(engine: Engine, trainer: int) -> None:
+    """Refuse to sample when the engine holds other weights than the trainer, whose version is ``trainer``."""
+    if engine.weights_version != trainer:
+        raise StaleWeightsError(
+            f"the engine holds weights version {engine.weights_version} and the trainer version {trainer}; "
+            "hand the weights over (update_weights) before sampling"
+        )
 
 
 def check_requests(requests: Sequence[Request], params: SamplingParams, *, max_model_len: int, vocab_size: int) -> None:

@@ -53,6 +53,9 @@ class FakeEngine:
         """Count a new version of the shared table."""
         self._weights_version = next_version(self._weights_version, version)
 
+    def sleep(self) -> None:
+        """Nothing to give back: the table is the caller's."""
+
     def settings(self) -> dict[str, Any]:
         """The engine's name and sizes; there is nothing else that could change its output."""
         return {"engine": "fake", "vocab_size": len(self._logits_VV), "max_model_len": self._max_model_len}

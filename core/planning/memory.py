@@ -11,6 +11,7 @@ set of one layer's backward, the temporaries of the optimizer, the process and t
 
 from dataclasses import dataclass, field
 
+from core.planning.engine import GRAPHS_BYTES, decoding, eval_demand, runs_on_vllm, train_demand
 from core.recipes.catalogue import ModelFacts
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.train import Lora, Optimizer, TrainRecipe
@@ -76,10 +77,22 @@ def train_memory(
     step = {"optimizer_workspace": 3 * 4 * facts.embedding_parameters}
     rollout = _rollout(recipe, facts, width, rollout_tokens)
     phases = {"rollout": rollout, "backward": update, "step": step}
+    host = HOST_BYTES + pinned + 8 * facts.parameters  # one file's tensors pass through host memory
+    if runs_on_vllm(recipe):
+        static |= _engine_static(rollout, cuda)
+        host += facts.parameters * width  # the sleeping engine's weights
     if cuda:
         phases = {name: _with_slack(phase) for name, phase in phases.items()}
-    saved = 8 * facts.parameters  # one file's tensors pass through host memory
-    return Memory(static, phases, pinned, HOST_BYTES + pinned + saved if cuda else 0)
+    return Memory(static, phases, pinned, host if cuda else 0)
+
+
+def _engine_static(rollout: dict[str, int], cuda: bool) -> dict[str, int]:
+    """What vLLM keeps through every phase; on a CPU, where it never sleeps, ``rollout`` is left without it."""
+    return (
+        {"engine_graphs": GRAPHS_BYTES}
+        if cuda
+        else {name: rollout.pop(name) for name in ("engine_weights", "kv_cache")}
+    )
 
 
 def eval_memory(recipe: EvalRecipe, facts: ModelFacts, rollout_tokens: int = ROLLOUT_TOKENS) -> Memory:
@@ -89,6 +102,9 @@ def eval_memory(recipe: EvalRecipe, facts: ModelFacts, rollout_tokens: int = ROL
     static = {"weights": facts.parameters * width, **_process(cuda)}
     length = recipe.max_prompt_length + recipe.max_completion_length
     phase = _decoding(facts, recipe.batch_size, length, width, rollout_tokens)
+    if runs_on_vllm(recipe):
+        phase = decoding(facts, eval_demand(recipe, rollout_tokens), width, kv_bytes_per_token(facts, width))
+        static |= {"engine_graphs": GRAPHS_BYTES} if cuda else {}
     return Memory(static, {"generation": _with_slack(phase) if cuda else phase}, 0, HOST_BYTES if cuda else 0)
 
 
@@ -158,14 +174,15 @@ def _backward(recipe: TrainRecipe, facts: ModelFacts, tokens: int, width: int) -
 
 
 def _rollout(recipe: TrainRecipe, facts: ModelFacts, width: int, tokens: int) -> dict[str, int]:
+    if runs_on_vllm(recipe):
+        phase = decoding(facts, train_demand(recipe, tokens), width, kv_bytes_per_token(facts, width))
+        return {"engine_weights": width * facts.parameters, **phase}
     samples = recipe.prompts_per_step * recipe.num_generations
     phase = _decoding(facts, samples, recipe.max_prompt_length + recipe.max_completion_length, width, tokens)
     if recipe.looks is not None:
         length = recipe.max_prompt_length + (recipe.looks.max_completion_length or recipe.max_completion_length)
         look = _decoding(facts, recipe.looks.batch_size, length, width, tokens)
         phase = max(phase, look, key=lambda components: sum(components.values()))
-    if recipe.engine == "vllm":
-        phase["engine_weights"] = 2 * facts.parameters
     return phase
 
 

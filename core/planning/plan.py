@@ -113,14 +113,19 @@ def _rollout_tokens(longest: int, peak: Callable[[int], int], budget: int) -> in
     return max(tokens, longest)
 
 
+def eval_tokens(recipe: EvalRecipe, facts: ModelFacts, budget: int) -> int:
+    """Tokens of the largest decoding batch that leaves headroom in ``budget``."""
+    longest = recipe.max_prompt_length + recipe.max_completion_length
+    return _rollout_tokens(longest, lambda size: eval_memory(recipe, facts, size).peak, budget)
+
+
 def _train_at(recipe: TrainRecipe, facts: ModelFacts, budget: int) -> tuple[Memory, Batches]:
     batches = train_batches(recipe, facts, budget)
     return train_memory(recipe, facts, batches.micro, batches.rollout), batches
 
 
 def _eval_at(recipe: EvalRecipe, facts: ModelFacts, budget: int) -> tuple[Memory, int]:
-    longest = recipe.max_prompt_length + recipe.max_completion_length
-    tokens = _rollout_tokens(longest, lambda size: eval_memory(recipe, facts, size).peak, budget)
+    tokens = eval_tokens(recipe, facts, budget)
     return eval_memory(recipe, facts, tokens), tokens
 
 

@@ -93,6 +93,9 @@ class TransformersEngine:
         """Count a new version of the shared weights. The module itself is already the new one, and nothing is cached."""
         self._weights_version = next_version(self._weights_version, version)
 
+    def sleep(self) -> None:
+        """Nothing to give back: the module is the caller's, and caches live for one batch."""
+
     def settings(self) -> dict[str, Any]:
         """Everything that can change the output: versions, dtype, device, attention kernel, batch bounds, threads."""
         model = self._live_model()
@@ -118,13 +121,13 @@ class TransformersEngine:
 
     def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
         """Sample one completion per request; see :class:`~core.engines.base.Engine` for what is promised."""
-        model = self._live_model()
+        self._live_model()
         check_requests(requests, params, max_model_len=self._max_model_len, vocab_size=self._head_VH.shape[0])
         if params.stop and self._tokenizer is None:
             raise EngineError("stop strings need a tokenizer: pass one to the engine, or use stop_token_ids")
         version = self._weights_version
         rows = [_Row(i, tuple(r.prompt_ids), SampleStream(r.seed)) for i, r in enumerate(requests)]
-        with _generating(model):
+        with _generating(self._networks()):
             for batch in self._batches(rows, requests, params.max_tokens):
                 self._decode(batch, params)
         return [_completion(row, version) for row in rows]
@@ -133,6 +136,10 @@ class TransformersEngine:
         if self._model is None:
             raise EngineError("the engine is closed")
         return self._model
+
+    def _networks(self) -> tuple[PreTrainedModel, ...]:
+        """Every network that a forward runs, each to be in eval mode meanwhile."""
+        return (self._live_model(),)
 
     def _batches(self, rows: list[_Row], requests: Sequence[Request], max_tokens: int) -> Iterator[list[_Row]]:
         """Cut the rows, longest prompt first, into batches within both bounds.
@@ -204,10 +211,13 @@ class TransformersEngine:
         last_BH: Tensor = output.last_hidden_state[:, -1]
         return last_BH
 
+    def _logits(self, hidden_BH: Tensor) -> Tensor:
+        """Raw logits (B, V) of what :meth:`_forward` returned."""
+        return nn.functional.linear(hidden_BH, self._head_VH)
+
     def _sample(self, rows: list[_Row], hidden_BH: Tensor, params: SamplingParams, stops: frozenset[int]) -> Tensor:
         """Sample one token per row, note it in the row and mark the rows that are finished; returns the tokens (B)."""
-        logits_BV = nn.functional.linear(hidden_BH, self._head_VH)
-        tokens_B, logprobs_B = choose(logits_BV, [row.stream for row in rows], params)
+        tokens_B, logprobs_B = choose(self._logits(hidden_BH), [row.stream for row in rows], params)
         for row, token, logprob in zip(rows, tokens_B.tolist(), logprobs_B.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
@@ -244,14 +254,15 @@ def _model_length(model: PreTrainedModel, asked: int | None) -> int:
 
 
 @contextmanager
-def _generating(model: PreTrainedModel) -> Iterator[None]:
+def _generating(models: tuple[PreTrainedModel, ...]) -> Iterator[None]:
     """Eval mode without gradients, with every module's own training flag restored afterwards.
 
     no_grad and not inference_mode: rotary embeddings may refresh a buffer of the shared module, and an inference tensor
     left there would break the next training step.
     """
-    training = [module for module in model.modules() if module.training]
-    model.eval()  # type: ignore[no-untyped-call]
+    training = [module for model in models for module in model.modules() if module.training]
+    for model in models:
+        model.eval()  # type: ignore[no-untyped-call]
     try:
         with torch.no_grad():
             yield

@@ -5,17 +5,16 @@ request from the stored records, so nothing here compares.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from sqlalchemy.orm import Session
 
-from core.engines.base import EngineError, NonFiniteLogitsError
-from core.engines.models import ModelError, load_model, load_tokenizer, stop_token_ids, text_decoder
+from core.engines.base import NonFiniteLogitsError
+from core.engines.models import ModelError, text_decoder
 from core.engines.prompts import PromptError
 from core.engines.references import ModelSource, find_model, start_model
-from core.engines.transformers_engine import TransformersEngine
+from core.evals.engines import open_for_evaluation
 from core.evals.memory import out_of_memory_explained
 from core.evals.rendering import Renderer
 from core.evals.stored import Asked, Evaluator
@@ -168,7 +167,21 @@ def _evaluate_model(
     ]
     if not left:
         return None
-    evaluator, stops = _open(context, recipe, plan, source, pool)
+    served = open_for_evaluation(context, recipe, source.folder)
+    with contextlib.closing(served.engine):
+        render, decode = Renderer(served.tokenizer, plan.prompt), text_decoder(served.tokenizer)
+        evaluator = Evaluator(context, served.engine, render, decode, pool)
+        return _ask_suites(context, recipe, left, source, evaluator, served.stop_token_ids)
+
+
+def _ask_suites(
+    context: RunContext,
+    recipe: EvalRecipe,
+    left: Sequence[Suite],
+    source: ModelSource,
+    evaluator: Evaluator,
+    stops: tuple[int, ...],
+) -> Outcome | None:
     for suite in left:
         _check_lengths(suite, evaluator, recipe.max_prompt_length)
         answered = evaluator.ask(
@@ -191,29 +204,7 @@ def _evaluate_model(
             return _requested(context)
         with context.db.fenced(context.fence) as session:
             evaluator.close(session, answered)
-    evaluator.engine.close()
     return None
-
-
-def _open(
-    context: RunContext, recipe: EvalRecipe, plan: _Plan, source: ModelSource, pool: VerifierPool
-) -> tuple[Evaluator, tuple[int, ...]]:
-    device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
-    try:
-        model = load_model(source.folder, torch.float32 if recipe.dtype == "float32" else torch.bfloat16, device)
-    except ModelError as problem:
-        raise UserError("unusable_model", str(problem)) from problem
-    tokenizer = load_tokenizer(source.folder)
-    longest = recipe.max_prompt_length + recipe.max_completion_length
-    try:
-        engine = TransformersEngine(model, tokenizer, max_model_len=longest, max_batch_size=recipe.batch_size)
-    except EngineError as problem:
-        raise UserError(
-            "too_long_for_model", f"{problem}; lower max_prompt_length or max_completion_length"
-        ) from problem
-
-    evaluator = Evaluator(context, engine, Renderer(tokenizer, plan.prompt), text_decoder(tokenizer), pool)
-    return evaluator, stop_token_ids(model, tokenizer)
 
 
 def _check_lengths(suite: Suite, evaluator: Evaluator, limit: int) -> None:

@@ -14,16 +14,13 @@ from typing import Any
 
 import torch
 
-from core.engines.base import EngineError, NonFiniteLogitsError, SamplingParams
+from core.engines.base import NonFiniteLogitsError, SamplingParams
 from core.engines.models import ModelError, stop_token_ids, text_decoder
 from core.engines.references import find_model
-from core.engines.transformers_engine import TransformersEngine
+from core.evals.engines import open_for_training, plan_training
 from core.evals.memory import out_of_memory_explained
 from core.evals.stored import Evaluator
 from core.jobs import Outcome, RunContext, UserError
-from core.planning.facts import PlanError, folder_facts
-from core.planning.memory import GIB
-from core.planning.plan import Batches, Card, budget_bytes, train_batches
 from core.recipes import TrainRecipe
 from core.store import checkpoints as checkpoint_rows
 from core.store import evaluations, events, metrics, queue, runs
@@ -50,7 +47,9 @@ def run_training(context: RunContext, pool: VerifierPool | None = None) -> Outco
         rewards_of(recipe, context.settings.rewards_dir) as rewards,
         out_of_memory_explained(context, recipe),
     ):
-        return _Training(context, recipe, grading, rewards).run()
+        training = _Training(context, recipe, grading, rewards)
+        with contextlib.closing(training):
+            return training.run()
 
 
 def _deterministic(device: Mapping[str, Any]) -> None:
@@ -88,12 +87,12 @@ class _Training:
             self._run = runs.get(session, context.run_id)
         device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
         self._start = self._find(recipe.model)
-        batches = self._batches(self._start)
+        plan = plan_training(context, recipe, self._start)
         self._policy = self._load(self._start, device)
         self._prepared: Prepared = prepare(recipe, context.settings, self._policy.tokenizer, pool)
         look_length = (recipe.looks.max_completion_length if recipe.looks else None) or recipe.max_completion_length
-        longest = recipe.max_prompt_length + max(recipe.max_completion_length, look_length)
-        self._engine = self._open_engine(longest, batches.rollout)
+        self._engine = open_for_training(plan, self._policy.model, self._policy.tokenizer, self._start)
+        self._event("engine_opened", self._engine.settings())
         decode = text_decoder(self._policy.tokenizer)
         frozen = prespecify.load_or_freeze(
             context, recipe, self._prepared.suites, train=self._prepared.train, heldout=self._prepared.heldout
@@ -123,7 +122,7 @@ class _Training:
             params=replace(greedy, temperature=recipe.temperature, max_tokens=recipe.max_completion_length),
             decode=decode,
             pool=pool,
-            micro_batch_tokens=batches.micro,
+            micro_batch_tokens=plan.batches.micro,
             rewards=rewards,
         )
         self._progress = _Progress()
@@ -141,6 +140,10 @@ class _Training:
             message = f"after step {self._progress.step}: {problem} (a lower learning_rate usually helps)"
             raise UserError("nonfinite_logits", message) from problem
         return self._end(ended)
+
+    def close(self) -> None:
+        """End the engine, which may be a process or hold most of a card."""
+        self._engine.close()
 
     def _base(self) -> Outcome | None:
         """Keep the start weights and freeze the base model's answers. No step is taken before both are complete."""
@@ -362,31 +365,11 @@ class _Training:
         for row in doomed:
             checkpoints.drop_optimizer(home / row.path)
 
-    def _batches(self, folder: Path) -> Batches:
-        """The batch sizes that the memory plan was made for."""
-        card = Card(self._context.device["memory_bytes"] / GIB, self._context.device["name"])
-        try:
-            facts = folder_facts(self._recipe.model, folder)
-        except PlanError as problem:
-            raise UserError("unplannable_model", str(problem)) from problem
-        return train_batches(self._recipe, facts, budget_bytes(self._recipe, card))
-
     def _load(self, folder: Path, device: torch.device) -> Policy:
         try:
             return load_policy(folder, self._recipe, device)
         except ModelError as problem:
             raise UserError("unusable_model", str(problem)) from problem
-
-    def _open_engine(self, longest: int, batch_tokens: int) -> TransformersEngine:
-        """Serve sequences of up to ``longest`` tokens; a model with fewer positions cannot run this recipe."""
-        policy = self._policy
-        try:
-            return TransformersEngine(
-                policy.model, policy.tokenizer, max_model_len=longest, max_batch_tokens=batch_tokens
-            )
-        except EngineError as problem:
-            advice = "lower max_prompt_length or max_completion_length"
-            raise UserError("too_long_for_model", f"{problem}; {advice}") from problem
 
     def _find(self, reference: str) -> Path:
         try:

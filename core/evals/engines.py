@@ -1,0 +1,105 @@
+"""The engine of a run: which one, how large by the memory plan, opened for training or for evaluation.
+
+Both kinds of job open their engine here, so that one recipe field means one thing. What an engine refuses that the person can
+mend becomes a :class:`~core.jobs.UserError`; what fails otherwise stays an error of the system, with the log.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from core.engines.base import Engine, EngineError
+from core.engines.models import ModelError
+from core.engines.opening import EngineName, Served, Sizes, choose_engine, open_folder, open_live
+from core.engines.vllm_engine import Weights
+from core.engines.vllm_launch import EngineDiedError, EngineStartError, EngineUnavailableError
+from core.jobs import RunContext, UserError
+from core.planning.engine import eval_demand, train_demand
+from core.planning.facts import PlanError, folder_facts
+from core.planning.memory import GIB, element_bytes, kv_bytes_per_token
+from core.planning.plan import Batches, Card, budget_bytes, eval_tokens, train_batches
+from core.recipes import EvalRecipe, TrainRecipe
+from core.recipes.catalogue import ModelFacts
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """The chosen engine and the batch sizes that the memory plan was made for."""
+
+    name: EngineName
+    sizes: Sizes
+    batches: Batches
+
+
+def chosen_engine(context: RunContext, recipe: TrainRecipe | EvalRecipe) -> EngineName:
+    """Which engine the recipe means on this worker."""
+    try:
+        return choose_engine(recipe.engine, context.device["kind"])
+    except EngineUnavailableError as problem:
+        raise UserError("engine_unavailable", str(problem)) from problem
+
+
+def plan_training(context: RunContext, recipe: TrainRecipe, folder: Path) -> TrainPlan:
+    """Choose the engine and plan the batches of a train run whose model is ``folder``."""
+    name = chosen_engine(context, recipe)
+    facts = _facts(recipe, folder)
+    planned = recipe.model_copy(update={"engine": name})
+    batches = train_batches(planned, facts, budget_bytes(planned, _card(context)))
+    demand = train_demand(planned, batches.rollout)
+    kv_bytes = demand.cache_tokens * kv_bytes_per_token(facts, element_bytes(recipe.dtype))
+    return TrainPlan(name, Sizes(demand.length, demand.sequences, batches.rollout, kv_bytes), batches)
+
+
+def open_for_training(
+    plan: TrainPlan,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    weights: Weights | None = None,
+) -> Engine:
+    """Open the planned engine on the live ``model``; ``weights`` as in :func:`core.engines.opening.open_live`."""
+    try:
+        return open_live(plan.name, model, tokenizer, folder, plan.sizes, weights=weights)
+    except (EngineStartError, EngineDiedError):
+        raise
+    except EngineError as problem:
+        raise _too_long(problem) from problem
+
+
+def open_for_evaluation(context: RunContext, recipe: EvalRecipe, folder: Path) -> Served:
+    """Open the recipe's engine on the weights of ``folder``."""
+    name = chosen_engine(context, recipe)
+    planned = recipe.model_copy(update={"engine": name})
+    dtype = torch.float32 if recipe.dtype == "float32" else torch.bfloat16
+    device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
+    facts = _facts(recipe, folder)
+    tokens = eval_tokens(planned, facts, budget_bytes(planned, _card(context)))
+    demand = eval_demand(planned, tokens)
+    kv_bytes = demand.cache_tokens * kv_bytes_per_token(facts, element_bytes(recipe.dtype))
+    rows = demand.sequences if name == "vllm" else recipe.batch_size
+    try:
+        return open_folder(name, folder, dtype, device, Sizes(demand.length, rows, tokens, kv_bytes))
+    except (EngineStartError, EngineDiedError):
+        raise
+    except ModelError as problem:
+        raise UserError("unusable_model", str(problem)) from problem
+    except EngineError as problem:
+        raise _too_long(problem) from problem
+
+
+def _too_long(problem: EngineError) -> UserError:
+    return UserError("too_long_for_model", f"{problem}; lower max_prompt_length or max_completion_length")
+
+
+def _card(context: RunContext) -> Card:
+    return Card(context.device["memory_bytes"] / GIB, context.device["name"])
+
+
+def _facts(recipe: TrainRecipe | EvalRecipe, folder: Path) -> ModelFacts:
+    try:
+        return folder_facts(recipe.model, folder)
+    except PlanError as problem:
+        raise UserError("unplannable_model", str(problem)) from problem

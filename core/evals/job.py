@@ -171,13 +171,14 @@ def _evaluate_model(
     with contextlib.closing(served.engine):
         render, decode = Renderer(served.tokenizer, plan.prompt), text_decoder(served.tokenizer)
         evaluator = Evaluator(context, served.engine, render, decode, pool)
-        return _ask_suites(context, recipe, left, source, evaluator, served.stop_token_ids)
+        return _ask_suites(context, recipe, left, source=source, evaluator=evaluator, stops=served.stop_token_ids)
 
 
 def _ask_suites(
     context: RunContext,
     recipe: EvalRecipe,
     left: Sequence[Suite],
+    *,
     source: ModelSource,
     evaluator: Evaluator,
     stops: tuple[int, ...],

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.engines.base import Engine, SamplingParams
+from core.engines.base import Engine, SamplingParams, require_version
 from core.jobs import RunContext
 from core.recipes import TrainRecipe
 from core.rl.advantages import AdvantageResult
@@ -21,8 +21,9 @@ from core.rl.packing import plan_micro_batches
 from core.rl.schedule import learning_rate
 from core.rl.statistics import TokenStats
 from core.store import events, metrics, prompts, rollouts, runs
+from core.tasks.answers import Answer
 from core.tasks.pool import VerifierPool
-from core.tasks.rewards import RewardSpec, failed_terms, grade_samples
+from core.tasks.rewards import Reward, RewardSpec, failed_terms, grade_samples
 from core.train.algorithm import advantages_of, objective_of
 from core.train.curves import SampleFacts, completion_curves, reward_curves
 from core.train.early import early_curves
@@ -74,6 +75,7 @@ class StepRunner:
         self._micro_batch_tokens = micro_batch_tokens
         self._objective = objective_of(recipe.algorithm)
         self._rewards = rewards
+        self._grading_s = 0.0
 
     def run(self, step: int) -> StepResult | None:
         """Run one step and record it; None when it was asked to end before the weights changed."""
@@ -88,17 +90,31 @@ class StepRunner:
             [len(sample.completion.token_ids) if self._in_loss(sample) else 0 for sample in samples],
         )
         sequences = self._sequences(samples, advantage)
+        ready = monotonic()
+        self._engine.sleep()
+        asleep = monotonic()
         results, logp = self._update(sequences, step)
+        _wait_for(self._policy.device)
+        updated = monotonic()
         self._engine.update_weights(step)
+        handed_over = monotonic()
         values = self._curves(samples, results, logp, step)
         values |= _resources(self._policy.device)
         tokens = sum(len(sample.completion.token_ids) for sample in samples)
         took = monotonic() - began
         values |= {"step_time": took, "tokens_per_s": tokens / took}
+        values |= {
+            "time/rollout": ready - began - self._grading_s,
+            "time/grading": self._grading_s,
+            "time/update": updated - asleep,
+            "time/handover": asleep - ready + handed_over - updated,
+        }
         self._record(step, samples, advantage=advantage, logp=logp, values=values, results=results)
         return StepResult(tuple(None if result.step is None else result.step.applied for result in results))
 
     def _sample(self, step: int) -> list[Sample]:
+        if self._recipe.regrounding is None:  # a jump gives the weights of a step another number
+            require_version(self._engine, step - 1)
         indices = self._prepared.sampler.prompts_for_step(step, self._recipe.prompts_per_step)
         items = [self._prepared.train[index] for index in indices]
         return sample_step(
@@ -109,9 +125,15 @@ class StepRunner:
             num_generations=self._recipe.num_generations,
             params=self._params,
             decode=self._decode,
-            grade=lambda answers: grade_samples(self._rewards, self._pool, answers, step=step),
+            grade=lambda answers: self._grade(answers, step),
             prefill=self._recipe.prompt.prefill,
         )
+
+    def _grade(self, answers: Sequence[Answer], step: int) -> list[Reward]:
+        began = monotonic()
+        rewards = grade_samples(self._rewards, self._pool, answers, step=step)
+        self._grading_s = monotonic() - began
+        return rewards
 
     def _in_loss(self, sample: Sample) -> bool:
         return not (self._recipe.algorithm.mask_truncated and sample.truncated)
@@ -299,6 +321,12 @@ def _logp_gap(samples: Sequence[Sample], logp: Sequence[Tensor]) -> float:
         total += float((logp_T.double() - engine_T).abs().sum())
         tokens += len(sample.completion.token_ids)
     return total / tokens if tokens else 0.0
+
+
+def _wait_for(device: torch.device) -> None:
+    """Let the card finish, so that its time is counted where it belongs."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _resources(device: torch.device) -> dict[str, float]:

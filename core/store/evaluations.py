@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, false, insert, literal, or_, select
+from sqlalchemy import ColumnElement, and_, case, delete, false, insert, literal, or_, select, tuple_
 from sqlalchemy.orm import Session, aliased
 
 from core.store.database import now
@@ -75,6 +75,7 @@ def add_records(session: Session, fence: Fence, evaluation_id: str, records: Seq
     if records:
         blank = {
             "sample": 0,
+            "cluster": None,
             "gold": None,
             "extracted": None,
             "reason": None,
@@ -96,13 +97,15 @@ def finish(
     truncated_share: float | None = None,
     no_answer_share: float | None = None,
     mean_tokens: float | None = None,
+    measures: Mapping[str, Any] | None = None,
     verifier_version: str | None = None,
 ) -> Evaluation:
-    """Close an evaluation with its summary."""
+    """Close an evaluation with its summary; ``measures`` holds what has no column of its own."""
     require(session, fence)
     row = _own(session, fence, evaluation_id)
     row.accuracy, row.ci_low, row.ci_high, row.correct = accuracy, ci_low, ci_high, correct
     row.truncated_share, row.no_answer_share, row.mean_tokens = truncated_share, no_answer_share, mean_tokens
+    row.measures = None if measures is None else dict(measures)
     row.verifier_version = verifier_version or row.verifier_version
     row.status, row.finished_at = "finished", now(session)
     session.flush()
@@ -163,6 +166,21 @@ def verdicts(session: Session, evaluation_id: str) -> dict[str, list[str]]:
     for item_id, verdict in session.execute(query.order_by(ItemRecord.position, ItemRecord.sample)):
         found.setdefault(item_id, []).append(verdict)
     return found
+
+
+def clustered_verdicts(session: Session, evaluation_id: str) -> list[tuple[str, str | None, str]]:
+    """Return (item id, cluster, verdict) of every record, in the suite's order."""
+    query = select(ItemRecord.item_id, ItemRecord.cluster, ItemRecord.verdict)
+    query = query.where(ItemRecord.evaluation_id == evaluation_id).order_by(ItemRecord.position, ItemRecord.sample)
+    return [(item_id, cluster, verdict) for item_id, cluster, verdict in session.execute(query)]
+
+
+def records_after(session: Session, evaluation_id: str, after: tuple[int, int] | None, limit: int) -> list[ItemRecord]:
+    """Return the next ``limit`` records behind (position, sample) in the suite's order, for a reader that takes them all."""
+    query = select(ItemRecord).where(ItemRecord.evaluation_id == evaluation_id)
+    if after is not None:
+        query = query.where(tuple_(ItemRecord.position, ItemRecord.sample) > after)
+    return list(session.scalars(query.order_by(ItemRecord.position, ItemRecord.sample).limit(limit)))
 
 
 def items_page(

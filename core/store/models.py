@@ -299,6 +299,7 @@ class Evaluation(Base):
     truncated_share: Mapped[float | None]
     no_answer_share: Mapped[float | None]
     mean_tokens: Mapped[float | None]
+    measures: Mapped[dict[str, Any] | None]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
     superseded: Mapped[bool] = _superseded()
@@ -317,6 +318,8 @@ class ItemRecord(Base):
     id: Mapped[int] = mapped_column(Big, primary_key=True, autoincrement=True)
     evaluation_id: Mapped[str] = mapped_column(Id, ForeignKey("evaluations.id"))
     item_id: Mapped[str]
+    cluster: Mapped[str | None]
+    """What the item shares with others, such as a source text; null where it stands alone."""
     position: Mapped[int]
     sample: Mapped[int] = mapped_column(default=0)
     prompt_sha256: Mapped[str] = mapped_column(Hash)
@@ -468,3 +471,6 @@ class Analysis(Base):
     figures: Mapped[list[Any]] = mapped_column(Document, default=list)
     created_at: Mapped[float]
     attempt: Mapped[int]
+
+
+import core.store.grading_models  # noqa: E402, F401 - its tables belong to this metadata, and it needs Base

@@ -11,7 +11,7 @@ from sqlalchemy import Select, func, select, update
 from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
-from core.store import events
+from core.store import events, regrades
 from core.store.database import now, serialise
 from core.store.errors import Ambiguous, IllegalTransition, NotFound
 from core.store.fencing import Fence, require
@@ -218,6 +218,7 @@ def delete(session: Session, run_id: str) -> Run:
     at = now(session)
     run.deleted_at = at
     evaluations = select(Evaluation.id).where(Evaluation.run_id == run_id)
+    regrades.delete_for_run(session, run_id)
     session.execute(sql_delete(ItemRecord).where(ItemRecord.evaluation_id.in_(evaluations)))
     session.execute(sql_delete(Rollout).where(Rollout.run_id == run_id))
     session.execute(sql_delete(Metric).where(Metric.run_id == run_id))

@@ -223,7 +223,8 @@ def importance_weights(
     if level == "sequence":
         log_BT = log_BT.sum(-1, keepdim=True).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).expand_as(log_BT)
     weight_BT = log_BT.exp()
-    weight_BT = weight_BT.clamp(max=cap) if mode == "truncate" else torch.where(weight_BT <= cap, weight_BT, 0.0)
+    # Written so that a weight that is not a number stays one in either mode.
+    weight_BT = weight_BT.clamp(max=cap) if mode == "truncate" else torch.where(weight_BT > cap, 0.0, weight_BT)
     return torch.where(mask, weight_BT, 0.0)
 
 

@@ -23,12 +23,18 @@ Body = Callable[..., Any]
 
 @dataclass(frozen=True)
 class TrainSequence:
-    """One completion to learn from. ``counts`` is False for samples taken out of the loss altogether."""
+    """One completion to learn from. ``counts`` is False for samples taken out of the loss altogether.
+
+    ``token_advantages`` [T] replaces ``advantage`` where it differs within the completion; ``importance`` [T] are importance
+    weights of the surrogate, 1 where None.
+    """
 
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     advantage: float
     counts: bool = True
+    token_advantages: Tensor | None = None
+    importance: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -67,7 +73,10 @@ class Head:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What one update did. ``loss`` is NaN-preserving; ``step`` is None when no token survived and nothing was tried."""
+    """What one update did. ``loss`` is NaN-preserving; ``step`` is None when no token survived and nothing was tried.
+
+    ``step.nonfinite`` names moments of the optimizer as ``MOMENT.NAME`` when these are what is not finite.
+    """
 
     loss: float
     stats: TokenStats
@@ -154,12 +163,15 @@ def update(
     for place, batch in enumerate(batches):
         terms = TokenTerms(
             weight_T=_at_places(torch.cat([weights_BT[index, :length] for index, length in _rows(batch)]), batch),
-            advantage_T=_at_places(_per_token([sequences[index].advantage for index in batch.indices], batch), batch),
+            advantage_T=_at_places(torch.cat([_advantages(sequences[index]) for index in batch.indices]), batch),
             logp_old_T=None if old_logp is None else _at_places(old_logp[place], batch),
             ref_logp_T=None if ref_logp is None else _at_places(ref_logp[place], batch),
+            is_weight_T=_importance(sequences, batch),
             sequence_T=_at_places(_per_token(list(range(len(batch.indices))), batch), batch),
         )
-        embedded = scattered_embedding(head.weight_VH, batch.input_ids_BS, head_grad_VH) if head.tied else None
+        embedded = None
+        if head.tied and head_grad_VH is not None:
+            embedded = scattered_embedding(head.weight_VH, batch.input_ids_BS, head_grad_VH)
         hidden_BSH = _hidden(body, batch, embedded)
         result = chunked_backward(
             hidden_BSH.detach().flatten(0, 1),
@@ -177,13 +189,56 @@ def update(
         stats += result.stats
         logp.append(result.logp_T[to_device(batch.places_T, result.logp_T.device)])
     before_step()
-    step = optimizer.step(lr, max_grad_norm=max_grad_norm) if stats.tokens else None
+    step = _step(optimizer, lr, max_grad_norm) if stats.tokens else None
     return UpdateResult(float(loss), stats, step, tuple(logp))
+
+
+def _step(optimizer: MasterOptimizer, lr: float, max_grad_norm: float | None) -> StepResult:
+    """Step, unless a gradient or a moment beside the weights is not finite: then nothing changes.
+
+    Moments in host memory are not read here; a checkpoint of weights that they ruined is refused when it is written.
+    """
+    broken = nonfinite_moments(optimizer)
+    if broken:
+        return StepResult(applied=False, grad_norm=optimizer.grad_norm(), clip_scale=1.0, lr=lr, nonfinite=broken)
+    return optimizer.step(lr, max_grad_norm=max_grad_norm)
+
+
+@torch.no_grad()
+def nonfinite_moments(optimizer: MasterOptimizer) -> tuple[str, ...]:
+    """Names of the moments, of those on their weight's own device, that hold a number that is not finite."""
+    sums = {
+        f"{moment}.{name}": value.sum(dtype=torch.float64)
+        for moment, values in optimizer.moments.items()
+        for name, value in values.items()
+        if value.is_floating_point() and value.device == optimizer.parameters[name].device
+    }
+    if not sums:
+        return ()
+    finite = torch.isfinite(torch.stack(list(sums.values()))).tolist()
+    return tuple(name for name, good in zip(sums, finite, strict=True) if not good)
+
+
+def _advantages(row: TrainSequence) -> Tensor:
+    if row.token_advantages is not None:
+        return row.token_advantages.double()
+    return torch.full((len(row.completion_ids),), row.advantage, dtype=torch.float64)
+
+
+def _importance(sequences: Sequence[TrainSequence], batch: MicroBatch) -> Tensor | None:
+    rows = [sequences[index] for index in batch.indices]
+    if all(row.importance is None for row in rows):
+        return None
+    weights = [
+        torch.ones(len(row.completion_ids), dtype=torch.float64) if row.importance is None else row.importance.double()
+        for row in rows
+    ]
+    return _at_places(torch.cat(weights), batch)
 
 
 def _folded_weights(sequences: Sequence[TrainSequence], objective: Objective) -> Tensor:
     lengths_B = torch.tensor([len(row.completion_ids) if row.counts else 0 for row in sequences])
-    width = max(len(row.completion_ids) for row in sequences)
+    width = max((len(row.completion_ids) for row in sequences), default=0)
     mask_BT = torch.arange(width) < lengths_B[:, None]
     return token_weights(mask_BT, objective.aggregation, objective.norm_length)
 
@@ -202,7 +257,10 @@ def _at_places(values_T: Tensor, batch: MicroBatch) -> Tensor:
     return values_T.new_zeros(batch.targets_P.numel()).index_copy(0, places_T, values_T)
 
 
-def _gradient_buffer(weight_VH: Tensor) -> Tensor:
+def _gradient_buffer(weight_VH: Tensor) -> Tensor | None:
+    """The head's gradient; None for a head that is not trained, as with adapters."""
+    if not weight_VH.requires_grad:
+        return None
     if weight_VH.grad is None:
         weight_VH.grad = torch.zeros_like(weight_VH)
     return weight_VH.grad

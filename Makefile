@@ -11,7 +11,8 @@ export DRIFTLINE_DATA ?= $(abspath $(wildcard ../shared/data))
 MODEL := $(DRIFTLINE_HOME)/models/smollm2-135m/config.json
 # Threads that wait asleep instead of spinning: two processes on two cores otherwise slow each other down threefold.
 export OMP_WAIT_POLICY := PASSIVE
-# Unit tests run on two processes; tests with real servers, real processes or the real model run one after another.
+# Two processes, files kept whole: real servers and real models are shared within a file, and much of their time is waiting.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
 HEAVY := slow or faults or vllm or browser
 
 .PHONY: help setup demo test test-unit test-heavy lint types bench clean
@@ -45,10 +46,10 @@ demo: setup ## Start the service, train the demo recipe, follow it, print what c
 test: test-unit test-heavy ## Run every test that this machine can run.
 
 test-unit: setup ## Run the tests that take seconds.
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile -m "not ($(HEAVY))"
+	$(PYTEST) -m "not ($(HEAVY))"
 
 test-heavy: setup ## Run the tests with the real model, real processes and a real browser.
-	$(PY) -m pytest -q -m "$(HEAVY)" --durations=15
+	$(PYTEST) -m "$(HEAVY)" --durations=15
 
 lint: $(VENV)/.ready ## Check style.
 	$(VENV)/bin/ruff check .

@@ -174,8 +174,6 @@ def fork_run(
     with parts.db.read() as session:
         parent = runs.get(session, run_id)
         fork = forks.prepare(session, parent, wish, parts.settings)
-        submission.refuse_missing(fork.submission)
-        plans.refuse_unfit(session, fork.submission, parts.settings)
 
     def create(session: Session) -> tuple[int, dict[str, Any]]:
         run = submission.store(session, fork.submission, fork.lineage)

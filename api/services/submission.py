@@ -31,6 +31,7 @@ from core.store import checkpoints, runs
 from core.store.errors import Ambiguous, NotFound
 from core.store.models import Run
 from core.store.states import FINAL, RunState
+from core.tasks.reward_files import pinned
 
 AnyRecipe = TrainRecipe | EvalRecipe | AnalysisRecipe
 
@@ -62,7 +63,7 @@ def read(session: Session, raw: bytes | Mapping[str, Any], settings: Settings) -
     submitted = read_object(raw)
     known = local_models(settings.models_dir)
     parse_recipe(submitted, known_models=known)
-    recipe = parse_recipe(_with_full_ids(session, submitted), known_models=known)
+    recipe = _with_reward_files(parse_recipe(_with_full_ids(session, submitted), known_models=known), settings)
     return Submission(
         recipe=recipe,
         submitted=submitted,
@@ -127,6 +128,16 @@ def _with_full_ids(session: Session, submitted: dict[str, Any]) -> dict[str, Any
     if problems:
         raise RecipeError.of(problems)
     return _settled(session, changed)
+
+
+def _with_reward_files(recipe: AnyRecipe, settings: Settings) -> AnyRecipe:
+    """The recipe with the hashes of its reward files written down, so that what was accepted is what will be run."""
+    if not isinstance(recipe, TrainRecipe):
+        return recipe
+    terms, problems = pinned(recipe.rewards, settings.rewards_dir)
+    if problems:
+        raise RecipeError.of(problems)
+    return recipe.model_copy(update={"rewards": terms})
 
 
 def _settled(session: Session, recipe: dict[str, Any]) -> dict[str, Any]:

@@ -100,8 +100,7 @@ def test_random_numbers_follow_the_samples_seed(folder, pool):
     first, again, other = (pool.score([call(folder, "chance", "", seed)])[0].value for seed in (1, 1, 2))
     assert first == again != other
 
-    source = "import os\ndef f(prompt, completion, item):\n    return 'DRIFTLINE_TOKEN' in os.environ\n"
-    (tmp_path / "spy.py").write_text(source)
+
 def test_the_secrets_of_the_service_are_not_in_its_environment(folder, monkeypatch, tmp_path):
     (tmp_path / "spy.py").write_text(
         "import os\ndef f(prompt, completion, item):\n    return 'DRIFTLINE_TOKEN' in os.environ\n"

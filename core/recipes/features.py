@@ -16,16 +16,8 @@ from core.recipes.train import TrainRecipe
 
 R = TypeVar("R")
 
-_TRANSFORMERS = "set engine to transformers"
-
 # Place, whether the recipe uses it, why not yet, what to do instead.
 _TRAIN: tuple[tuple[str, Callable[[TrainRecipe], bool], str, str], ...] = (
-    (
-        "engine",
-        lambda r: r.engine == "vllm",
-        "the vLLM engine is not built yet",
-        _TRANSFORMERS,
-    ),
     ("regrounding", lambda r: r.regrounding is not None, "re-grounding is not built yet", "remove regrounding"),
     ("lora", lambda r: r.lora is not None, "adapters are not built yet", "remove lora: all parameters are trained"),
     (
@@ -56,12 +48,6 @@ _TRAIN: tuple[tuple[str, Callable[[TrainRecipe], bool], str, str], ...] = (
     ("device.count", lambda r: r.device.count > 1, "a run uses one card", "set device.count to 1"),
 )
 _EVAL: tuple[tuple[str, Callable[[EvalRecipe], bool], str, str], ...] = (
-    (
-        "engine",
-        lambda r: r.engine == "vllm",
-        "the vLLM engine is not built yet",
-        _TRANSFORMERS,
-    ),
     ("device.count", lambda r: r.device.count > 1, "a run uses one card", "set device.count to 1"),
 )
 _VERIFIERS = {

@@ -34,7 +34,6 @@ def test_data_with_answers_runs(dataset: str, train: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("extra", "place"),
     [
-        ({"engine": "vllm"}, "engine"),
         ({"optimizer": "adamw_offload"}, "optimizer.name"),
         ({"optimizer": "adamw_8bit"}, "optimizer.name"),
         ({"lora": {"r": 16}}, "lora"),
@@ -52,8 +51,10 @@ def test_what_is_not_built_is_named(extra: dict[str, Any], place: str, train: di
     assert missing({**train, **CPU, **extra}) == [place]
 
 
-def test_cuda_runs_with_the_transformers_engine(train: dict[str, Any]) -> None:
-    assert missing({**train, "engine": "transformers"}) == []
+@pytest.mark.parametrize("engine", ["auto", "transformers", "vllm"])
+def test_either_engine_runs_on_either_device(engine: str, train: dict[str, Any], evaluation: dict[str, Any]) -> None:
+    for recipe in (train, evaluation):
+        assert missing({**recipe, "engine": engine}) == missing({**recipe, **CPU, "engine": engine}) == []
 
 
 def test_suites_and_analyses_are_named_one_by_one(evaluation: dict[str, Any], analysis: dict[str, Any]) -> None:

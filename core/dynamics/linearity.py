@@ -5,66 +5,20 @@ first and the raw share second: a walk alone is "linear" for a quarter of its we
 figures are `job` and `figures`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
 
 from core.dynamics import gram, nulls, statement
-from core.dynamics.modules import Place, places
-from core.dynamics.rank import leading_share
+from core.dynamics.collect import OnTensor, Sums, Witnesses, collect
+from core.dynamics.modules import Place
 from core.dynamics.regression import BINS, R2Histogram, fit_lines
-from core.dynamics.relative import RelativeChange
-from core.dynamics.sampling import sampled_positions
-from core.dynamics.tensor_file import Array, Entry
-from core.dynamics.trajectory import Chunk, Trajectory
-from core.streams import stream_seed
+from core.dynamics.trajectory import Trajectory
 
 FIGURE_BINS = 50
-_WITNESSES = 4096
 _EXAMPLES = 16
 _MOST_TENSORS = 1000
 _MOST_GRAM_POINTS = 64
-_RANK_ELEMENTS = 2 << 20  # a larger matrix' change would not fit the memory bound
-
-OnTensor = Callable[[int, int], None]
-
-
-@dataclass
-class _Witnesses:
-    """A small seeded sample of whole trajectories: examples to look at, and what rounding does to increments."""
-
-    names: list[str] = field(default_factory=list)
-    index: list[int] = field(default_factory=list)
-    initial: list[float] = field(default_factory=list)
-    paths: list[Array] = field(default_factory=list)
-
-    def add(self, chunk: Chunk, columns: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        for column in columns:
-            self.names.append(chunk.tensor.name)
-            self.index.append(chunk.first + int(column))
-            self.initial.append(float(chunk.initial_N[column]))
-            self.paths.append(chunk.path_KN[:, column].copy())
-
-    def changed(self) -> list[int]:
-        """Positions in the lists of those that are not constant."""
-        return [at for at, path in enumerate(self.paths) if path.any()]
-
-
-@dataclass
-class Sums:
-    """What one pass leaves: per-tensor documents, histograms per cell of the heat map, the Gram matrix, and samples."""
-
-    overall: R2Histogram
-    cells: dict[Place, R2Histogram]
-    tensors: list[dict[str, Any]]
-    gram_KK: Array
-    relative: RelativeChange
-    witnesses: _Witnesses
-    net_changed: int = 0
-    drifting: int = 0
 
 
 def weight_linearity(
@@ -108,92 +62,6 @@ def weight_linearity(
     return {"statement": statement.of(result), **result}
 
 
-def collect(trajectory: Trajectory, *, seed: int, threshold: float, sample: int | None, on_tensor: OnTensor) -> Sums:
-    """Read the trajectory once and add up what the result needs. Memory: a few chunks, and the sums."""
-    count = len(trajectory.steps)
-    where = places([tensor.name for tensor in trajectory.tensors])
-    offsets = _offsets(trajectory.tensors)
-    pass_ = _Pass(trajectory, seed, sample, stats.t.ppf(0.975, count - 2))
-    sums = Sums(R2Histogram(threshold), {}, [], np.zeros((count, count)), RelativeChange(threshold), _Witnesses())
-    current = _TensorSums(R2Histogram(threshold))
-    for chunk in trajectory.chunks():
-        if chunk.first == 0:
-            current = _TensorSums.start(chunk.tensor, threshold)
-        pass_.add(chunk, offsets[chunk.tensor.name], sums, current)
-        if chunk.last:
-            place = where[chunk.tensor.name]
-            sums.tensors.append(current.document(chunk.tensor, place, seed))
-            sums.overall.merge(current.r2)
-            sums.cells.setdefault(place, R2Histogram(threshold)).merge(current.r2)
-            on_tensor(len(sums.tensors), len(trajectory.tensors))
-    return sums
-
-
-@dataclass
-class _TensorSums:
-    """What is collected for one tensor. ``change_N`` is the change from first to last checkpoint, for smaller matrices."""
-
-    r2: R2Histogram
-    change_N: np.ndarray[Any, np.dtype[np.float32]] | None = None
-
-    @classmethod
-    def start(cls, tensor: Entry, threshold: float) -> "_TensorSums":
-        matrix = len(tensor.shape) == 2 and min(tensor.shape) > 1 and tensor.elements <= _RANK_ELEMENTS
-        return cls(R2Histogram(threshold), np.empty(tensor.elements, dtype=np.float32) if matrix else None)
-
-    def document(self, tensor: Entry, place: Place, seed: int) -> dict[str, Any]:
-        share = None if self.change_N is None else leading_share(self.change_N.reshape(tensor.shape), seed)
-        return {
-            "name": tensor.name,
-            "layer": place.layer,
-            "module": place.module,
-            "shape": list(tensor.shape),
-            **self.r2.summary(),
-            "rank_1_share": share,
-        }
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """The fixed facts of a pass. ``critical_t`` is exceeded by one walk in twenty."""
-
-    trajectory: Trajectory
-    seed: int
-    sample: int | None
-    critical_t: float
-
-    def add(self, chunk: Chunk, offset: int, sums: Sums, current: _TensorSums) -> None:
-        start, stop = offset + chunk.first, offset + chunk.first + chunk.path_KN.shape[1]
-        if current.change_N is not None:
-            current.change_N[chunk.first : chunk.first + stop - start] = chunk.path_KN[-1]
-        sums.witnesses.add(chunk, self._drawn(start, stop, _WITNESSES, "witnesses") - start)
-        path_KN, initial_N = chunk.path_KN, chunk.initial_N
-        if self.sample is not None:
-            columns = self._drawn(start, stop, self.sample, "sample") - start
-            path_KN, initial_N = path_KN[:, columns], initial_N[columns]
-        if not path_KN.shape[1]:
-            return
-        fits = fit_lines(path_KN, self.trajectory.steps)
-        current.r2.add(fits.r2_N, fits.changed_N)
-        sums.gram_KK += path_KN @ path_KN.T
-        sums.net_changed += int(np.count_nonzero(path_KN[-1]))
-        sums.drifting += int(np.count_nonzero(np.abs(fits.t_N) > self.critical_t))
-        sums.relative.add(initial_N, path_KN[-1], fits)
-
-    def _drawn(self, start: int, stop: int, n: int, name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-        seed = stream_seed(self.seed, "linearity", name)
-        return sampled_positions(start, stop, total=self.trajectory.elements, n=n, seed=seed)
-
-
-def _offsets(tensors: tuple[Entry, ...]) -> dict[str, int]:
-    """Place all weights in one row, by name: a sample does not depend on how a folder orders or shards its files."""
-    offsets, at = {}, 0
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        offsets[tensor.name] = at
-        at += tensor.elements
-    return offsets
-
-
 def _trajectory_document(trajectory: Trajectory, sums: Sums, sample: int | None) -> dict[str, Any]:
     measured, kept = sums.overall.elements, sums.overall.kept
     return {
@@ -213,7 +81,7 @@ def _trajectory_document(trajectory: Trajectory, sums: Sums, sample: int | None)
     }
 
 
-def _rounding(trajectory: Trajectory, witnesses: _Witnesses) -> nulls.Rounding | None:
+def _rounding(trajectory: Trajectory, witnesses: Witnesses) -> nulls.Rounding | None:
     """How the folders round, when most weights are stored in a 16-bit format."""
     dtype = max(trajectory.dtypes, key=lambda name: trajectory.dtypes[name], default="F32")
     changed = witnesses.changed()
@@ -301,7 +169,7 @@ def _heat_map(cells: dict[Place, R2Histogram]) -> dict[str, Any]:
     }
 
 
-def _examples(trajectory: Trajectory, witnesses: _Witnesses) -> list[dict[str, Any]]:
+def _examples(trajectory: Trajectory, witnesses: Witnesses) -> list[dict[str, Any]]:
     """Return evenly drawn trajectories of weights that changed, by name and flat index."""
     changed = sorted(witnesses.changed(), key=lambda at: (witnesses.names[at], witnesses.index[at]))
     shown = (

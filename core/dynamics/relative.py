@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from core.dynamics.regression import Fits
-from core.dynamics.tensor_file import Array
+from core.dynamics.tensor_file import Floats
 
 EDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 5e-2, 1e-1, 1.0)
 
@@ -24,16 +24,29 @@ class RelativeChange:
         self._above_B = np.zeros(bins, dtype=np.int64)
         self._r2_B = np.zeros(bins)
 
-    def add(self, initial_N: Array, change_N: Array, fits: Fits) -> None:
+    def add(self, initial_N: Floats, fits: Fits) -> None:
         """Add the weights that changed at some checkpoint."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative_N = np.abs(change_N) / np.abs(initial_N)
-        bins_N = np.where(initial_N == 0, len(EDGES) + 1, np.searchsorted(EDGES, relative_N, side="right"))
-        bins_N, r2_N = bins_N[fits.changed_N], fits.r2_N[fits.changed_N]
+        real = initial_N.dtype.type
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            relative_N = np.abs(fits.net_N)
+            relative_N /= np.abs(initial_N)
+        # A count of the edges at or below is faster than a search; 0 / 0 is below all of them.
+        bins_N = np.zeros(len(initial_N), dtype=np.uint8)
+        for edge in EDGES:
+            bins_N += relative_N >= real(edge)
+        bins_N[initial_N == 0] = len(EDGES) + 1
         size = len(self._count_B)
-        self._count_B += np.bincount(bins_N, minlength=size)
-        self._above_B += np.bincount(bins_N[r2_N > self._threshold], minlength=size)
-        self._r2_B += np.bincount(bins_N, weights=r2_N, minlength=size)
+        changed = slice(None) if fits.changed_N.all() else fits.changed_N
+        self._count_B += np.bincount(bins_N[changed], minlength=size)
+        self._above_B += np.bincount(bins_N[fits.r2_N > real(self._threshold)], minlength=size)
+        # Constant weights have R2 0 here.
+        self._r2_B += np.bincount(bins_N, weights=fits.r2_N, minlength=size)
+
+    def merge(self, other: "RelativeChange") -> None:
+        """Add the counts of another of the same threshold."""
+        self._count_B += other._count_B
+        self._above_B += other._above_B
+        self._r2_B += other._r2_B
 
     def document(self) -> dict[str, Any]:
         """Return the bins in order, lower edge included, and what they may be compared with."""

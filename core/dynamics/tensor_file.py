@@ -8,6 +8,8 @@ What tensors mean is `trajectory`'s part.
 import hashlib
 import json
 import math
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Floats = NDArray[np.float32] | NDArray[np.float64]
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _NOT_WEIGHTS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
@@ -89,12 +92,26 @@ class TensorFile:
         """Close the file; doing so twice changes nothing."""
         self._file.close()
 
-    def read_into(self, entry: Entry, first: int, out_N: Array) -> None:
-        """Fill ``out_N`` with the elements of ``entry`` from flat index ``first`` on, exactly, as float64."""
+    def read_into(self, entry: Entry, first: int, out_N: Floats) -> None:
+        """Fill ``out_N`` (contiguous) with the elements of ``entry`` from flat index ``first`` on.
+
+        Exact, unless ``out_N`` is float32 and the file float64. Elements stored as ``out_N`` is are read straight into it.
+        """
         item = ITEM_BYTES[entry.dtype]
         at = entry.start + first * item
         self._hash_until(at)
-        out_N[:] = _decoded(self._bytes(at, len(out_N) * item), entry.dtype)
+        if (entry.dtype, out_N.dtype.itemsize) in (("F32", 4), ("F64", 8)) and sys.byteorder == "little":
+            self._fill(at, memoryview(out_N).cast("B"))
+            return
+        data = bytearray(len(out_N) * item)
+        self._fill(at, memoryview(data))
+        out_N[:] = _decoded(data, entry.dtype)
+
+    def will_need(self, entry: Entry, first: int, count: int) -> None:
+        """Tell the kernel what is read next, so that it reads while others compute."""
+        item = ITEM_BYTES[entry.dtype]
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), entry.start + first * item, count * item, os.POSIX_FADV_WILLNEED)
 
     def finish(self) -> None:
         """Hash what was not read and compare; raises :class:`TrajectoryError` when the file differs from its manifest."""
@@ -110,7 +127,11 @@ class TensorFile:
 
     def _bytes(self, at: int, count: int) -> bytearray:
         data = bytearray(count)
-        view, done = memoryview(data), 0
+        self._fill(at, memoryview(data))
+        return data
+
+    def _fill(self, at: int, view: memoryview) -> None:
+        done, count = 0, len(view)
         self._file.seek(at)
         while done < count:
             got = self._file.readinto(view[done:])
@@ -118,9 +139,8 @@ class TensorFile:
                 raise damaged(self.label, f"it ends at byte {at + done}, before its last tensor does")
             done += got
         if self._expected is not None and at == self._hashed:
-            self._digest.update(data)
+            self._digest.update(view)
             self._hashed += count
-        return data
 
     def _read_header(self) -> dict[str, Entry]:
         if self._size < 8:

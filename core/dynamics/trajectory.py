@@ -6,7 +6,6 @@ name of the file. What is measured on a trajectory is not decided here.
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from core.dynamics.tensor_file import Array, Entry, TensorFile, TrajectoryError, damaged
+from core.dynamics.tensor_file import Entry, Floats, TensorFile, TrajectoryError, damaged
 
 MINIMUM = 4
-CHUNK_BYTES = 2 << 20  # small enough to stay in a processor's cache while it is worked on
+CHUNK_BYTES = 8 << 20
+_MOST_FLOAT32_POINTS = 64
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MANIFEST = "manifest.json"
@@ -43,21 +43,25 @@ class Point:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive elements of one tensor along the whole trajectory; valid until the next chunk is asked for.
+    """Consecutive elements of one tensor as the files hold them: ``values_PN``, one row per point, jumps included.
 
-    ``path_KN`` is y_k - y_0 with jumps taken out, ``initial_N`` is y_0, both float64 and exact up to one rounding. ``first`` is
-    the flat index of the first element in its tensor; ``last`` says that the tensor ends here.
+    ``first`` is the flat index of the first element in its tensor. ``values_PN`` is a buffer that is used again, see
+    :meth:`Trajectory.chunks`.
     """
 
     tensor: Entry
     first: int
-    initial_N: Array
-    path_KN: Array
+    values_PN: Floats
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return int(self.values_PN.shape[1])
 
     @property
     def last(self) -> bool:
         """Whether this is the tensor's last chunk."""
-        return bool(self.first + self.path_KN.shape[1] == self.tensor.elements)
+        return self.first + self.elements == self.tensor.elements
 
 
 class Trajectory:
@@ -111,39 +115,76 @@ class Trajectory:
             counts[tensor.dtype] = counts.get(tensor.dtype, 0) + tensor.elements
         return counts
 
-    def chunks(self, max_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """Read everything once, tensor by tensor; ``max_bytes`` bounds ``path_KN``.
+    def chunks(self, max_bytes: int = CHUNK_BYTES, *, buffers: int = 1) -> Iterator[Chunk]:
+        """Read everything once, tensor by tensor; ``max_bytes`` bounds a chunk.
 
-        After the last chunk every file is compared with its manifest's hash, so a caller that gets through the whole
-        iteration has read undamaged files. Raises :class:`TrajectoryError` there, and at numbers that are not finite.
+        A chunk is valid until the ``buffers``-th after it is asked for. After the last chunk every file is compared with its
+        manifest's hash, so a caller that gets through the whole iteration has read undamaged files. Raises
+        :class:`TrajectoryError` there.
         """
-        width = max(1, max_bytes // (8 * len(self.steps)))
+        rows = len(self.points)
+        pool = [np.empty(max(rows, max_bytes // 8)) for _ in range(buffers)]
+        turn = 0
         for tensor in self.tensors:
+            dtype = self._dtype(tensor)
+            width = max(1, max_bytes // (rows * np.dtype(dtype).itemsize))
             for first in range(0, tensor.elements, width):
-                yield self._chunk(tensor, first, min(width, tensor.elements - first))
+                count = min(width, tensor.elements - first)
+                buffer = pool[turn % buffers].view(dtype)
+                turn += 1
+                yield self._chunk(tensor, first, buffer[: rows * count].reshape(rows, count))
         for folder in self._folders:
             folder.finish()
 
-    def _chunk(self, tensor: Entry, first: int, count: int) -> Chunk:
-        path_KN = np.empty((len(self.steps), count))
-        initial_N, before_N, taken_out_N = np.empty(count), np.empty(count), np.zeros(count)
-        row, jumps = 0, any(point.jump for point in self.points)
-        for point, folder in zip(self.points, self._folders, strict=True):
-            values_N = before_N if point.jump else path_KN[row]
+    def path_of(self, chunk: Chunk) -> tuple[Floats, Floats]:
+        """Turn a chunk in place into ``initial_N``, which is y_0, and ``path_JN``, y_k - y_0 with jumps taken out, for k >= 1.
+
+        Each is exact up to one rounding of its dtype. Raises :class:`TrajectoryError` at a number that is not finite.
+        """
+        values_PN = chunk.values_PN
+        self._check_finite(chunk)
+        initial_N = values_PN[0]
+        if not any(point.jump for point in self.points):
+            values_PN[1:] -= initial_N
+            return initial_N, values_PN[1:]
+        taken_out_N, kept = np.zeros_like(initial_N), []
+        for row, point in enumerate(self.points[1:], start=1):
             if point.jump:
                 # The path goes on from where it was: what the jump added is subtracted from here on.
-                values_N = np.empty(count)
-            folder.read_into(tensor.name, first, values_N)
-            if row == 0:
-                initial_N[:] = values_N
-            values_N -= initial_N
-            if point.jump:
-                taken_out_N += values_N - before_N
-            elif jumps:
-                before_N[:] = values_N
-                values_N -= taken_out_N
-            row += not point.jump
-        return Chunk(tensor, first, initial_N, path_KN)
+                taken_out_N += values_PN[row] - values_PN[row - 1]
+            else:
+                kept.append(values_PN[row] - initial_N - taken_out_N)
+        return initial_N, np.stack(kept)
+
+    @property
+    def path(self) -> tuple[Point, ...]:
+        """The points without jumps."""
+        return tuple(point for point in self.points if not point.jump)
+
+    def _dtype(self, tensor: Entry) -> type[np.float32] | type[np.float64]:
+        """The working dtype: float32 differences of float32 weights are exact or nearly so, and half the memory.
+
+        Sums over many points, and what is subtracted at jumps, would lose digits.
+        """
+        wide = tensor.dtype == "F64" or len(self.points) > _MOST_FLOAT32_POINTS or self.points != self.path
+        return np.float64 if wide else np.float32
+
+    def read(self, tensor: Entry, row: int, first: int, out_N: Floats) -> None:
+        """Read a part of one point's tensor again, after or between chunks; not hashed."""
+        self._folders[row].read_into(tensor.name, first, out_N)
+
+    def _chunk(self, tensor: Entry, first: int, values_PN: Floats) -> Chunk:
+        for row, folder in enumerate(self._folders):
+            folder.read_into(tensor.name, first, values_PN[row])
+            folder.will_need(tensor.name, first + values_PN.shape[1], values_PN.shape[1])
+        return Chunk(tensor, first, values_PN)
+
+    def _check_finite(self, chunk: Chunk) -> None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums_P = chunk.values_PN.sum(axis=1)
+        for row in np.flatnonzero(~np.isfinite(sums_P)):
+            if not np.isfinite(chunk.values_PN[row]).all():
+                self._folders[row].refuse_not_finite(chunk.tensor.name)
 
 
 class _Folder:
@@ -186,11 +227,16 @@ class _Folder:
         """Name the file that holds tensor ``name``."""
         return f"{self._label}/{self._place[name]}" if name in self._place else self._label
 
-    def read_into(self, name: str, first: int, out_N: Array) -> None:
-        file = self._files[self._place[name]]
-        file.read_into(self.weights[name], first, out_N)
-        if not math.isfinite(float(out_N.sum())):
-            raise TrajectoryError("not_finite", f"{self.label(name)}: tensor {name} holds a number that is not finite")
+    def read_into(self, name: str, first: int, out_N: Floats) -> None:
+        self._files[self._place[name]].read_into(self.weights[name], first, out_N)
+
+    def will_need(self, name: str, first: int, count: int) -> None:
+        entry = self.weights[name]
+        if first < entry.elements:
+            self._files[self._place[name]].will_need(entry, first, min(count, entry.elements - first))
+
+    def refuse_not_finite(self, name: str) -> None:
+        raise TrajectoryError("not_finite", f"{self.label(name)}: tensor {name} holds a number that is not finite")
 
     def finish(self) -> None:
         for file in self._files.values():

@@ -98,18 +98,18 @@ def test_it_agrees_with_a_plain_computation(tmp_path, dtype):
     r2, names = np.array(r2), np.array(names)
     assert result["trajectory"]["constant"] == constant >= 16
     assert result["r2"]["share_above"] == (r2 > 0.7).mean()
-    assert result["r2"]["mean"] == pytest.approx(r2.mean(), rel=1e-9)
+    assert result["r2"]["mean"] == pytest.approx(r2.mean(), rel=2e-6)
     for key, q in (("q1", 0.25), ("median", 0.5), ("q3", 0.75)):
         assert result["r2"][key] == pytest.approx(np.quantile(r2, q), abs=0.003)
     for tensor in result["tensors"]:
         own = r2[names == tensor["name"]]
         if len(own):
-            assert tensor["mean"] == pytest.approx(own.mean(), rel=1e-9)
+            assert tensor["mean"] == pytest.approx(own.mean(), rel=2e-6)
             assert tensor["share_above"] == (own > 0.7).mean()
         else:
             assert (tensor["mean"], tensor["share_above"]) == (None, None)
     increments = np.diff(np.concatenate(all_KN, axis=1), axis=0)
-    np.testing.assert_allclose(result["run_level"]["increments_gram"], increments @ increments.T, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(result["run_level"]["increments_gram"], increments @ increments.T, rtol=2e-5, atol=1e-8)
 
 
 def test_the_heat_map_weighs_elements_and_has_a_special_column(tmp_path):
@@ -178,6 +178,29 @@ def test_rank_1_share_of_the_change_is_reported_per_matrix(tmp_path):
         "a.weight": pytest.approx(1, abs=1e-4),
         "b.bias": None,
     }
+
+
+def test_the_rank_of_a_matrix_that_is_too_large_to_hold_is_read_again(tmp_path, monkeypatch):
+    weights = walk(UNEVEN, drift=1e-4, noise=1e-3)
+    points = write_trajectory(tmp_path, UNEVEN, weights)
+    held = measure(points)["tensors"]
+    monkeypatch.setattr("core.dynamics.collect._HELD_ELEMENTS", 0)
+    monkeypatch.setattr("core.dynamics.collect._PIECE_BYTES", 4 * 16 * 7)
+    again = measure(points)["tensors"]
+    for one, other in zip(held, again, strict=True):
+        assert (one["rank_1_share"] is None) == (len(one["shape"]) == 1)
+        assert other["rank_1_share"] == pytest.approx(one["rank_1_share"], abs=1e-3)
+
+
+def test_stacked_experts_have_the_mean_share_of_their_matrices(tmp_path):
+    rng = np.random.default_rng(0)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    change = np.stack([np.outer(np.arange(6.0), np.arange(9.0)), rng.standard_normal((6, 9)), np.zeros((6, 9))])
+    weights = [{name: np.ones((3, 6, 9)) + k * 1e-3 * change} for k in range(4)]
+    values = np.linalg.svd(change[1], compute_uv=False) ** 2
+    (tensor,) = measure(write_trajectory(tmp_path, [0, 1, 2, 3], weights))["tensors"]
+    assert tensor["rank_1_share"] == pytest.approx((1 + values[0] / values.sum()) / 2, abs=1e-3)
+    assert (tensor["layer"], tensor["module"]) == (0, "mlp.experts.gate_up_proj")
 
 
 def test_weights_that_never_move_are_no_result(tmp_path):

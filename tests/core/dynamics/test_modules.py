@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.dynamics.modules import Place, places
-from core.dynamics.rank import leading_share
+from core.dynamics.rank import leading_share, streamed_leading_share
 from core.dynamics.sampling import sampled_positions
 
 
@@ -76,3 +76,11 @@ def test_the_leading_share_is_that_of_the_singular_values(shape):
 
 def test_a_matrix_that_did_not_change_has_no_share():
     assert leading_share(np.zeros((3, 4), dtype=np.float32), 0) is None
+
+
+def test_a_matrix_that_comes_in_blocks_of_rows_has_the_share_of_the_whole():
+    change = np.random.default_rng(4).standard_normal((50, 12)).astype(np.float32)
+    change += 3 * np.outer(np.arange(50), np.ones(12)).astype(np.float32) / 50
+    values = np.linalg.svd(change.astype(np.float64), compute_uv=False) ** 2
+    found = streamed_leading_share(lambda: (change[at : at + 7] for at in range(0, 50, 7)), 50, 12, seed=0)
+    assert found == pytest.approx(values[0] / values.sum(), abs=5e-4)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from core.dynamics.regression import BINS, R2Histogram, fit_lines
+from core.dynamics.regression import BINS, R2Histogram, fit_lines, fit_paths
 
 STEPS = np.array([0, 10, 25, 40, 60, 100])
 
@@ -21,6 +21,26 @@ def test_r2_is_the_squared_correlation():
     fits = fit_lines(path_KN, STEPS)
     for at in range(50):
         assert fits.r2_N[at] == pytest.approx(stats.pearsonr(STEPS, path_KN[:, at]).statistic ** 2, rel=1e-10)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e-25, 1e25])
+@pytest.mark.parametrize("points", [4, 14, 64])
+def test_float32_paths_give_the_float64_numbers(points, scale):
+    steps = np.cumsum(np.random.default_rng(1).integers(1, 30, size=points))
+    path_KN = (np.random.default_rng(2).standard_normal((points, 4000)).cumsum(axis=0) * scale).astype(np.float32)
+    path_KN[:, :50] = path_KN[0, :50]  # constant ones
+    path_KN[1:, 50:90] = (
+        3 * scale + path_KN[0, 50:90]
+    )  # a jump at once, then nothing: the worst case for sums of squares
+    path_JN = path_KN[1:] - path_KN[0]
+    exact, found = fit_paths(path_JN.astype(np.float64), steps), fit_paths(path_JN, steps)
+    np.testing.assert_array_equal(found.changed_N, exact.changed_N)
+    np.testing.assert_allclose(found.r2_N, exact.r2_N, rtol=0, atol=2e-6)
+    assert found.drifting(2.2) == pytest.approx(exact.drifting(2.2), abs=1)
+
+
+def test_a_change_of_sign_of_zero_is_no_change():
+    assert not fit_paths(np.full((3, 1), -0.0, dtype=np.float32), [0, 1, 2, 3]).changed_N[0]
 
 
 def test_r2_by_hand():
@@ -69,6 +89,7 @@ def test_the_histogram_agrees_with_numpy():
     r2_N = np.random.default_rng(0).beta(2, 1, size=5000)
     changed_N = np.random.default_rng(1).random(5000) < 0.9
     histogram, half = R2Histogram(0.7), R2Histogram(0.7)
+    r2_N[~changed_N] = 0
     histogram.add(r2_N[:2000], changed_N[:2000])
     half.add(r2_N[2000:], changed_N[2000:])
     histogram.merge(half)

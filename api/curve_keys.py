@@ -65,10 +65,13 @@ _KEYS: dict[str, CurveInfo] = {
     "regrounding/n": CurveInfo("steps", "What the jump after this step was worth; 0 where it was decided to stay."),
     "regrounding/moved": CurveInfo("", "Euclidean distance between the weights of the cycle's beginning and its end."),
     "regrounding/decision_s": CurveInfo("s", "Wall time of the jump, its candidates included."),
-    "regrounding/validation_before": CurveInfo("share", "Greedy accuracy on the choosing validation items without a jump."),
+    "regrounding/validation_before": CurveInfo(
+        "share", "Greedy accuracy on the choosing validation items without a jump."
+    ),
     "regrounding/validation_after": CurveInfo("share", "The same after the jump that was taken."),
     "time/worked_s": CurveInfo(
-        "s", "Work of the run until this look was over, all attempts, looks and decisions included; on a card GPU-seconds."
+        "s",
+        "Work of the run until this look was over, all attempts, looks and decisions included; on a card GPU-seconds.",
     ),
     "step_time": CurveInfo("s", "Wall time of the whole step."),
     "tokens_per_s": CurveInfo("tokens/s", "Sampled tokens per second of step time."),

@@ -18,7 +18,6 @@ R = TypeVar("R")
 
 # Place, whether the recipe uses it, why not yet, what to do instead.
 _TRAIN: tuple[tuple[str, Callable[[TrainRecipe], bool], str, str], ...] = (
-    ("regrounding", lambda r: r.regrounding is not None, "re-grounding is not built yet", "remove regrounding"),
     ("lora", lambda r: r.lora is not None, "adapters are not built yet", "remove lora: all parameters are trained"),
     (
         "linearity",

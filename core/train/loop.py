@@ -31,9 +31,11 @@ from core.train import checkpoints, prespecify
 from core.train.looks import LookKeeper
 from core.train.policy import Policy, load_policy
 from core.train.prepare import Prepared, prepare
+from core.train.regrounding import CYCLE_START, regrounder_of
 from core.train.rewarding import rewards_of
 from core.train.step import StepRunner
 from core.train.stopping import StopConditions
+from core.train.versions import weights_version
 
 
 def run_training(context: RunContext, pool: VerifierPool | None = None) -> Outcome:
@@ -103,15 +105,17 @@ class _Training:
             stop_token_ids=stop_token_ids(self._policy.model, self._policy.tokenizer),
             stop=tuple(recipe.prompt.stop),
         )
+        evaluator = Evaluator(context, self._engine, self._prepared.render, decode, pool)
+        begins_at = self._run.parent_step or 0
         self._looks = LookKeeper(
             context,
             recipe,
             self._prepared,
-            evaluator=Evaluator(context, self._engine, self._prepared.render, decode, pool),
+            evaluator=evaluator,
             params=greedy,
             rule=frozen.rule,
             key=frozen.key,
-            begins_at=self._run.parent_step or 0,
+            begins_at=begins_at,
         )
         self._steps = StepRunner(
             context,
@@ -125,6 +129,15 @@ class _Training:
             micro_batch_tokens=plan.batches.micro,
             rewards=rewards,
         )
+        self._regrounder = regrounder_of(
+            context,
+            recipe,
+            self._policy,
+            evaluator,
+            params=greedy,
+            validation=self._prepared.validation,
+            begins_at=begins_at,
+        )
         self._progress = _Progress()
         self._saved_step: int | None = None
         self._hashed: tuple[int, str] | None = None
@@ -133,7 +146,7 @@ class _Training:
         self._resume()
         try:
             # The attempt that finished a step may have been killed before what follows it: that comes before the next.
-            ended = self._base() or self._after(self._progress.step)
+            ended = self._base() or self._finish(self._progress.step)
             while ended is None:
                 ended = self._step(self._progress.step + 1)
         except NonFiniteLogitsError as problem:
@@ -159,7 +172,18 @@ class _Training:
             return self._requested()
         self._progress.step = step
         self._progress.nonfinite = result.nonfinite_in_a_row(self._progress.nonfinite)
-        if step % self._recipe.save.every == 0 or step == self._recipe.max_steps:
+        return self._finish(step)
+
+    def _finish(self, step: int) -> Outcome | None:
+        """End a step: the jump where a cycle ends, the checkpoint, and what follows both."""
+        begins = self._regrounder.follow(step) if self._regrounder else False
+        if begins is None:
+            return self._requested()
+        if begins:
+            # The weights are those after the jump, whatever was saved or hashed before.
+            self._hashed = self._saved_step = None
+        due = begins or step % self._recipe.save.every == 0 or step == self._recipe.max_steps
+        if due and self._saved_step != step:
             self._save(step)
         return self._after(step)
 
@@ -167,7 +191,7 @@ class _Training:
         """What follows a finished step and its checkpoint: its look, and whatever ends the run there."""
         if self._progress.nonfinite >= self._recipe.nonfinite_limit:
             return self._nonfinite_end()
-        if self._looks.missing(step) and not self._looks.look(step, self._hash()):
+        if self._looks.missing(step) and not self._look(step):
             return self._requested()
         if damaged := self._damage_stop(step):
             return damaged
@@ -189,9 +213,17 @@ class _Training:
         """
         if self._saved_step != step:
             self._save(step)
-        if not self._looks.look(step, self._hash()):
+        if not self._look(step):
             return self._requested()
         return self._damage_stop(step) or ended
+
+    def _look(self, step: int) -> bool:
+        """Look, and record the work that it took to get there, all looks and decisions included."""
+        if not self._looks.look(step, self._hash()):
+            return False
+        with self._context.db.fenced(self._context.fence) as session:
+            metrics.record(session, self._context.fence, step, {"time/worked_s": self._progress.elapsed_s})
+        return True
 
     def _own_end(self, step: int) -> Outcome | None:
         if step >= self._recipe.max_steps:
@@ -241,7 +273,10 @@ class _Training:
             if not one.has_optimizer:
                 checkpoints.drop_optimizer(context.settings.home / one.path)
         if row is not None:
-            self._restore(context.settings.home / row.path, row.step)
+            folder = context.settings.home / row.path
+            self._restore(folder, row.step)
+            if self._regrounder and row.step > 0:
+                self._regrounder.restore(row.step, checkpoints.read_trainer_state(folder)["regrounding"])
             self._saved_step = row.step
         elif self._run.parent_step is not None:
             self._fork(self._run.parent_step)
@@ -254,17 +289,30 @@ class _Training:
         with context.db.read() as session:
             rows = checkpoint_rows.list_(session, context.run_id)
         for row in reversed(rows):
-            if row.step > 0 and not row.has_optimizer:
-                continue
-            try:
-                checkpoints.verify_checkpoint(context.settings.home / row.path)
-            except checkpoints.DamagedCheckpointError as problem:
-                with context.db.fenced(context.fence) as session:
-                    checkpoint_rows.mark_deleted(session, row.id)
-                self._event("checkpoint_damaged", {"id": row.id, "step": row.step, "problem": str(problem)})
-                continue
-            return row
+            if (row.step == 0 or row.has_optimizer) and self._good(row) and self._cycle_start_good(row):
+                return row
         return None
+
+    def _good(self, row: Checkpoint) -> bool:
+        """Whether every file is as it was written; a damaged checkpoint is marked deleted."""
+        context = self._context
+        try:
+            checkpoints.verify_checkpoint(context.settings.home / row.path)
+        except checkpoints.DamagedCheckpointError as problem:
+            with context.db.fenced(context.fence) as session:
+                checkpoint_rows.mark_deleted(session, row.id)
+            self._event("checkpoint_damaged", {"id": row.id, "step": row.step, "problem": str(problem)})
+            return False
+        return True
+
+    def _cycle_start_good(self, row: Checkpoint) -> bool:
+        """In the middle of a cycle of re-grounding, the checkpoint that the cycle began with is needed too."""
+        start = row.provenance.get(CYCLE_START)
+        if start is None or start == row.step:
+            return True
+        with self._context.db.read() as session:
+            begun = checkpoint_rows.at_step(session, self._context.run_id, start)
+        return begun is not None and self._good(begun)
 
     def _fork(self, step: int) -> None:
         """Begin with a parent's weights, moments and step; its hours and its skipped updates stay its own.
@@ -299,19 +347,21 @@ class _Training:
             self._policy.restore(folder)
             state = checkpoints.read_trainer_state(folder)
             self._progress = _Progress(step, state["nonfinite"], state["worked_s"])
-            # The version of the weights is the number of steps that made them, in every attempt.
-            self._engine.update_weights(step)
+            # The version of the weights follows from the steps that made them, in every attempt.
+            self._engine.update_weights(weights_version(self._recipe, step))
         self._log.info("continuing from the checkpoint of step %d", step)
 
     def _save(self, step: int) -> None:
         context = self._context
         directory = context.settings.checkpoint_dir(context.run_id, context.attempt, step)
+        cycle = {"regrounding": self._regrounder.state()} if self._regrounder else {}
+        needed = {CYCLE_START: self._regrounder.start} if self._regrounder else {}
         written = self._policy.save(
             directory,
             step=step,
             weights_sha256=self._hash(),
             with_optimizer=step > 0,
-            state=self._progress.state(),
+            state=self._progress.state() | cycle,
         )
         with context.db.fenced(context.fence) as session:
             checkpoint_rows.add(
@@ -323,7 +373,8 @@ class _Training:
                 files={file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in written.files},
                 bytes=written.bytes,
                 has_optimizer=step > 0,
-                provenance={"run": context.run_id, "attempt": context.attempt, "recipe_model": self._recipe.model},
+                provenance={"run": context.run_id, "attempt": context.attempt, "recipe_model": self._recipe.model}
+                | needed,
             )
         self._saved_step = step
         self._forget_old()
@@ -339,6 +390,7 @@ class _Training:
             rows = checkpoint_rows.list_(session, context.run_id)
             best = checkpoint_rows.best(session, context.run_id)
             spared = {0, *checkpoint_rows.steps_in_use(session, context.run_id)} | ({best.step} if best else set())
+            spared |= {self._regrounder.start} if self._regrounder and self._regrounder.start is not None else set()
             doomed = [row for row in rows[:-keep] if row.step not in spared]
             for row in doomed:
                 checkpoint_rows.mark_deleted(session, row.id)

@@ -18,6 +18,7 @@ from core.tasks.pool import VerifierPool
 from core.tasks.rewards import check_terms
 from core.tasks.sources import load_items, load_suite_items
 from core.tasks.splits import PromptSampler, Split, check_overlap, split_holdout
+from core.tasks.validation import split_validation
 from core.tasks.verifiers.gold import check_golds
 
 HOLDOUT = "holdout"
@@ -33,6 +34,7 @@ class Prepared:
     sampler: PromptSampler
     render: Renderer
     warnings: tuple[str, ...]
+    validation: ItemSet | None = None
 
 
 def prepare(
@@ -54,6 +56,8 @@ def _prepare(
     split = split_holdout(items, recipe.data.holdout, recipe.seed)
     renderer = Renderer(tokenizer, recipe.prompt)
     train, long_ids = _fitting(split.train, renderer, recipe.max_prompt_length)
+    wanted = recipe.regrounding.validation if recipe.regrounding else None
+    train, validation = (train, None) if wanted is None else split_validation(train, wanted, recipe.seed)
     names = recipe.looks.suites if recipe.looks else ()
     suites = {name: split.heldout if name == HOLDOUT else load_suite_items(name, settings.data_dir) for name in names}
     for name, suite in suites.items():
@@ -65,7 +69,9 @@ def _prepare(
     check_golds(asked, pool)
     for suite in suites.values():
         check_golds(suite, pool)
-    return Prepared(train, split.heldout, suites, sampler, renderer, tuple(warnings))
+    if validation is not None:
+        check_golds(validation, pool)
+    return Prepared(train, split.heldout, suites, sampler, renderer, tuple(warnings), validation)
 
 
 def _fitting(items: ItemSet, renderer: Renderer, limit: int) -> tuple[ItemSet, list[str]]:

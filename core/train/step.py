@@ -31,6 +31,7 @@ from core.train.policy import Policy
 from core.train.prepare import Prepared
 from core.train.rollouts import Sample, sample_step
 from core.train.update import MicroBatch, TrainSequence, UpdateResult, build_micro_batches, score, update
+from core.train.versions import weights_version
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class StepRunner:
         results, logp = self._update(sequences, step)
         _wait_for(self._policy.device)
         updated = monotonic()
-        self._engine.update_weights(step)
+        self._engine.update_weights(weights_version(self._recipe, step))
         handed_over = monotonic()
         values = self._curves(samples, results, logp, step)
         values |= _resources(self._policy.device)

@@ -37,7 +37,6 @@ def test_data_with_answers_runs(dataset: str, train: dict[str, Any]) -> None:
         ({"optimizer": "adamw_offload"}, "optimizer.name"),
         ({"optimizer": "adamw_8bit"}, "optimizer.name"),
         ({"lora": {"r": 16}}, "lora"),
-        ({"regrounding": {"m": 10, "n": 10}}, "regrounding"),
         ({"linearity": "live"}, "linearity"),
         ({"algorithm": {"importance_correction": "truncate"}}, "algorithm.importance_correction.mode"),
         ({"algorithm": {"kl": {"coef": 0.1, "in_reward": True}}}, "algorithm.kl.in_reward"),

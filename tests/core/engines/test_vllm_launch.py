@@ -1,0 +1,144 @@
+"""What vLLM is started with, what it may not decide for itself, and what its failures become. No vLLM runs here."""
+
+import json
+
+import pytest
+import torch
+
+from core.engines import vllm_engine, vllm_launch
+from core.engines.base import EngineError, NonFiniteLogitsError, Request, SamplingParams
+from core.engines.opening import choose_engine
+from core.engines.vllm_engine import VllmEngine
+from core.engines.vllm_launch import EngineDiedError, EngineUnavailableError, VllmOptions
+
+OPTIONS = VllmOptions(
+    max_model_len=64, max_num_seqs=8, kv_cache_bytes=2**20, dtype="float32", device="cpu", in_process=True
+)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 128}))
+    return tmp_path
+
+
+class Output:
+    """One completion as vLLM gives it."""
+
+    def __init__(self, token_ids, logprobs, finish_reason="length"):
+        self.token_ids, self.finish_reason = token_ids, finish_reason
+        self.logprobs = type("Flat", (), {"logprobs": logprobs})()
+        self.outputs = [self]
+
+
+class Core:
+    """The parts of ``vllm.LLM`` that the engine uses, with a scripted answer."""
+
+    def __init__(self, answer):
+        self._answer = answer
+        self.model_config = type("Model", (), {"get_vocab_size": lambda self: 100})()
+
+    def generate(self, prompts, params, use_tqdm):
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return [self._answer for _ in prompts]
+
+
+@pytest.fixture
+def serving(monkeypatch, folder):
+    def open_with(answer):
+        monkeypatch.setattr(vllm_engine, "start", lambda *_: Core(answer))
+        monkeypatch.setattr(vllm_engine, "_sampling", lambda seed, params: (seed, params))
+        return VllmEngine(folder, OPTIONS)
+
+    return open_with
+
+
+def ask(engine, **params):
+    return engine.generate([Request((1, 2))], SamplingParams(**{"max_tokens": 3, **params}))[0]
+
+
+def test_nothing_that_matters_is_left_to_vllms_defaults(folder):
+    arguments = OPTIONS.arguments(folder)
+    assert arguments["max_model_len"] == 64
+    assert arguments["max_num_seqs"] == 8
+    assert arguments["kv_cache_memory_bytes"] == 2**20
+    assert arguments["logprobs_mode"] == "processed_logprobs"
+    assert arguments["generation_config"] == "vllm"
+    assert arguments["dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "installed", "chosen"),
+    [
+        ("auto", "cuda", "0.24.0", "vllm"),
+        ("auto", "cuda", None, "transformers"),
+        ("auto", "cpu", "0.32.0", "transformers"),
+        ("vllm", "cpu", "0.32.0", "vllm"),
+        ("transformers", "cuda", "0.24.0", "transformers"),
+    ],
+)
+def test_auto_is_vllm_on_a_card_that_has_it(monkeypatch, asked, device, installed, chosen):
+    monkeypatch.setattr("core.engines.opening.vllm_version", lambda: installed)
+    assert choose_engine(asked, device) == chosen
+
+
+def test_vllm_by_name_without_vllm_says_what_to_do(monkeypatch, folder):
+    monkeypatch.setattr("core.engines.opening.vllm_version", lambda: None)
+    with pytest.raises(EngineUnavailableError, match="set engine to transformers or auto"):
+        choose_engine("vllm", "cuda")
+    monkeypatch.setattr(vllm_launch, "vllm_version", lambda: None)
+    with pytest.raises(EngineUnavailableError, match="install the extra gpu"):
+        vllm_launch.start(folder, OPTIONS)
+
+
+def test_more_tokens_than_positions_are_refused_before_a_start(folder):
+    with pytest.raises(EngineError, match="this model allows 2 to 128 tokens"):
+        vllm_launch.check_length(folder, 129)
+
+
+def test_a_dead_core_is_an_engine_error_with_the_reason(serving):
+    with pytest.raises(EngineDiedError, match="failed while generating: RuntimeError: EngineCore encountered an issue"):
+        ask(serving(RuntimeError("EngineCore encountered an issue")))
+
+
+def test_a_full_card_stays_what_it_is(serving):
+    with pytest.raises(torch.OutOfMemoryError):
+        ask(serving(torch.OutOfMemoryError("CUDA out of memory")))
+
+
+def test_logits_that_are_not_finite_are_named(serving):
+    with pytest.raises(NonFiniteLogitsError):
+        ask(serving(Output([3, 4, 5], [-1.0, float("nan"), -1.0])))
+
+
+def test_a_stop_token_sampled_last_counts_as_a_stop(serving):
+    done = ask(serving(Output([3, 4, 5], [-1.0, -2.0, -3.0], "length")), stop_token_ids=(5,))
+    assert (done.token_ids, done.logprobs, done.finish_reason) == ((3, 4, 5), (-1.0, -2.0, -3.0), "stop")
+
+
+@pytest.mark.parametrize("answer", [Output([3], [-1.0, -2.0]), Output([], []), Output([3], [-1.0], "abort")])
+def test_an_answer_that_makes_no_sense_is_an_error(serving, answer):
+    with pytest.raises(EngineDiedError):
+        ask(serving(answer))
+
+
+def test_an_engine_on_a_folder_takes_no_new_weights(serving):
+    with pytest.raises(EngineError, match="without live weights"):
+        serving(Output([3], [-1.0])).update_weights()
+
+
+def test_live_weights_need_an_engine_in_this_process(folder):
+    options = VllmOptions(64, 8, 2**20, "float32", "cuda", in_process=False)
+    with pytest.raises(EngineError, match="set in_process"):
+        VllmEngine(folder, options, live=dict)
+
+
+def test_a_start_leaves_the_environment_as_it_was(monkeypatch):
+    monkeypatch.delenv("VLLM_HOST_IP", raising=False)
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with vllm_launch._environment(OPTIONS):
+        inside = {name: vllm_launch.os.environ[name] for name in ("VLLM_HOST_IP", "VLLM_ENABLE_V1_MULTIPROCESSING")}
+    assert inside == {"VLLM_HOST_IP": "127.0.0.1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    assert "VLLM_HOST_IP" not in vllm_launch.os.environ
+    assert vllm_launch.os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"

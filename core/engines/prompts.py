@@ -40,11 +40,15 @@ class PromptSpec:
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """A prompt as the model sees it (``token_ids``), for display (``text``), and its content hash."""
+    """A prompt as the model sees it (``token_ids``), for display (``text``), and its content hash.
+
+    ``prefill`` is the end of ``text`` with which the answer already begins, as far as the recipe and not the template says so.
+    """
 
     token_ids: tuple[int, ...]
     text: str
     sha256: str
+    prefill: str = ""
 
 
 def render(tokenizer: PreTrainedTokenizerBase, item_prompt: str, spec: PromptSpec) -> RenderedPrompt:
@@ -60,7 +64,7 @@ def render(tokenizer: PreTrainedTokenizerBase, item_prompt: str, spec: PromptSpe
     ids, text = _with_one_bos(tokenizer, text)
     if not ids:
         raise PromptError("the rendered prompt is empty: the item has no text and the prompt adds none")
-    return RenderedPrompt(ids, text, token_ids_sha256(ids))
+    return RenderedPrompt(ids, text, token_ids_sha256(ids), spec.prefill)
 
 
 def token_ids_sha256(ids: Iterable[int]) -> str:

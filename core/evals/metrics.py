@@ -60,6 +60,35 @@ def average_at_k(scores: Sequence[Sequence[float]], clusters: Sequence[Hashable]
     return Mean(centre, math.sqrt(variance), count)
 
 
+def mean_interval(mean: Mean, confidence: float = 0.95) -> Interval | None:
+    """Student's interval of a mean of shares over its clusters (C - 1 degrees of freedom), within [0, 1].
+
+    Where all clusters agree the estimated error is 0, which says nothing of other clusters: then Wilson's interval with the
+    clusters as trials. None for fewer than two clusters.
+    """
+    if mean.standard_error is None:
+        return None
+    if mean.standard_error == 0:
+        return _all_alike(mean, confidence)
+    half = t_value(confidence, mean.clusters - 1) * mean.standard_error
+    return Interval(max(0.0, mean.mean - half), min(1.0, mean.mean + half))
+
+
+def _all_alike(mean: Mean, confidence: float) -> Interval:
+    """Wilson's interval for the nearest count of clusters, widened to hold the mean itself."""
+    found = wilson(min(mean.clusters, max(0, round(mean.mean * mean.clusters))), mean.clusters, confidence)
+    return Interval(min(found.low, mean.mean), max(found.high, mean.mean))
+
+
+def t_value(confidence: float, freedom: int) -> float:
+    """Quantile of Student's t of a two-sided interval."""
+    from scipy.special import stdtrit  # imported here: scipy takes longer to load than all else in this package
+
+    if not 0 < confidence < 1 or freedom < 1:
+        raise ValueError(f"confidence is {confidence} with {freedom} degrees of freedom; need 0 to 1, and at least 1")
+    return float(stdtrit(freedom, (1 + confidence) / 2))
+
+
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Chance that k of the n samples, drawn without replacement, hold a correct one: 1 - C(n-c, k) / C(n, k).
 
@@ -72,9 +101,9 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int) -> Mean:
-    """pass@k over items given as (samples, correct), with the standard error over items."""
-    return average_at_k([[pass_at_k(n, correct, k)] for n, correct in counts])
+def mean_pass_at_k(counts: Sequence[tuple[int, int]], k: int, clusters: Sequence[Hashable] | None = None) -> Mean:
+    """pass@k over items given as (samples, correct), with the standard error over items or their clusters."""
+    return average_at_k([[pass_at_k(n, correct, k)] for n, correct in counts], clusters)
 
 
 def z_value(confidence: float) -> float:

@@ -4,14 +4,18 @@ The caller renders prompts, decodes tokens and stores records; this module store
 torch. It can be stopped between batches and says how far it came.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from time import monotonic
+from typing import Protocol, TypeVar
 
 from core.engines.base import Completion, Engine, Request, SamplingParams
-from core.evals.metrics import average_at_k, wilson
+from core.evals.summary import EvaluationSummary, Tally
 from core.streams import stream_seed
-from core.tasks.items import Item
+from core.tasks.items import Item, cluster_of
 from core.tasks.pool import Job, VerifierPool
 from core.tasks.verifiers.verdict import Outcome, Verdict
 
@@ -31,12 +35,18 @@ class RenderedPrompt(Protocol):
         """Hash of the token ids, the key under which the prompt is stored."""
         ...
 
+    @property
+    def prefill(self) -> str:
+        """The beginning of the answer that the recipe put into the prompt."""
+        ...
+
 
 @dataclass(frozen=True)
 class Record:
     """One item's completion and its verdict, with the columns of the table ``item_records``."""
 
     item_id: str
+    cluster: str | None
     position: int
     sample: int
     prompt_sha256: str
@@ -50,38 +60,12 @@ class Record:
     n_tokens: int
     verifier_version: str
     verify_ms: float
+    details: Mapping[str, float] | None = None
 
     @property
     def score(self) -> float | None:
         """1 for correct, None when it could not be judged, else 0."""
         return {Outcome.CORRECT: 1.0, Outcome.INFRA_ERROR: None}.get(Outcome(self.verdict), 0.0)
-
-
-@dataclass(frozen=True)
-class EvaluationSummary:
-    """What an evaluation found. Shares are over records; ``accuracy`` is over items, each item's samples averaged.
-
-    For one sample per item ``ci_low`` and ``ci_high`` are Wilson's interval, else accuracy -+ 1.96 standard errors over
-    items, clipped to [0, 1]. Records that could not be judged (``infra_errors``) count in nothing else. The numbers are
-    None when nothing was judged. ``finished`` is false when it was stopped between batches.
-    """
-
-    suite: str
-    mode: Literal["greedy", "sampled"]
-    samples: int
-    n_items: int
-    n_records: int
-    finished: bool
-    correct: int
-    accuracy: float | None
-    standard_error: float | None
-    ci_low: float | None
-    ci_high: float | None
-    truncated_share: float | None
-    no_answer_share: float | None
-    timeout_share: float | None
-    mean_tokens: float | None
-    infra_errors: int
 
 
 def evaluate(
@@ -102,8 +86,9 @@ def evaluate(
     """Sample ``samples`` completions per item in batches of at most ``batch_size`` and grade them.
 
     Temperature 0 is greedy: one record per item. Each sampled completion has its own seed from the stream
-    ("eval", suite, item id, sample), so neither batching nor the order of items changes what is drawn. ``on_batch`` gets
-    each batch's records, in order, before the next is sampled; ``should_stop`` is asked between batches.
+    ("eval", suite, item id, sample), so neither batching nor the order of items changes what is drawn. A batch is graded
+    while the next is sampled; then ``on_batch`` gets its records, in order, and only they are kept in memory.
+    ``should_stop`` is asked before each batch.
     """
     if batch_size < 1 or samples < 1:
         raise ValueError(f"batch_size is {batch_size} and samples is {samples}; both must be at least 1")
@@ -112,16 +97,64 @@ def evaluate(
         raise ValueError(f"samples is {samples} at temperature 0; greedy completions are all equal, so it must be 1")
     if len({item.id for item in items}) != len(items):
         raise ValueError(f"suite {suite} holds two items with one id")
-    work = [(position, item, sample) for position, item in enumerate(items) for sample in range(samples)]
     asker = _Asker(engine, render, decode, pool, params, suite, seed)
-    records: list[Record] = []
-    for start in range(0, len(work), batch_size):
-        if should_stop():
-            break
-        batch = asker.batch(work[start : start + batch_size])
-        records += batch
-        on_batch(batch)
-    return summarise(records, suite=suite, greedy=greedy, samples=samples, finished=len(records) == len(work))
+    tally, asked = Tally(), 0
+    clock = {"sampling_s": 0.0, "grading_s": 0.0}
+    pending: _Sampled | None = None
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="grade-batch") as grader:
+
+        def finish(sampled: _Sampled) -> None:
+            records = _timed(clock, "grading_s", lambda: asker.finish(sampled))
+            _count(tally, records)
+            on_batch(records)
+
+        for work in _batches(items, samples, batch_size):
+            if should_stop():
+                break
+            sampled = _timed(clock, "sampling_s", functools.partial(asker.start, work, grader))
+            asked += len(work)
+            if pending is not None:
+                finish(pending)
+            pending = sampled
+        if pending is not None:
+            finish(pending)
+    finished = asked == len(items) * samples
+    return tally.summary(suite=suite, greedy=greedy, samples=samples, finished=finished, timing=_rates(clock, tally))
+
+
+_Work = Sequence[tuple[int, Item, int]]
+
+
+def _batches(items: Sequence[Item], samples: int, size: int) -> Iterator[_Work]:
+    """Cut (position, item, sample) triples into batches, item by item."""
+    work = ((position, item, sample) for position, item in enumerate(items) for sample in range(samples))
+    while batch := list(itertools.islice(work, size)):
+        yield batch
+
+
+def _timed(clock: dict[str, float], name: str, work: Callable[[], T]) -> T:
+    """Do ``work`` and add its seconds to the clock. Grading counts only as far as sampling did not cover it."""
+    began = monotonic()
+    try:
+        return work()
+    finally:
+        clock[name] += monotonic() - began
+
+
+def _rates(clock: Mapping[str, float], tally: Tally) -> dict[str, float]:
+    seconds = clock["sampling_s"]
+    return dict(clock) | ({"tokens_per_s": tally.tokens / seconds} if seconds > 0 else {})
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """A batch that was sampled and is being graded."""
+
+    work: _Work
+    prompts: Mapping[str, RenderedPrompt]
+    completions: list[Completion]
+    texts: list[str]
+    verdicts: "Future[list[Verdict]]"
 
 
 @dataclass(frozen=True)
@@ -136,26 +169,34 @@ class _Asker:
     suite: str
     seed: int
 
-    def batch(self, work: Sequence[tuple[int, Item, int]]) -> list[Record]:
-        """Sample and grade (position, item, sample) triples, in order.
+    def start(self, work: _Work, grader: ThreadPoolExecutor) -> _Sampled:
+        """Sample (position, item, sample) triples and let them be graded while the next ones are sampled."""
+        prompts = {item.id: self.render(item) for _, item, _ in work}
+        completions = self._sample(work, prompts)
+        texts = [self.decode(completion.token_ids) for completion in completions]
+        answers = _answers(work, prompts, texts)
+        return _Sampled(work, prompts, completions, texts, grader.submit(self._grade, work, answers))
+
+    def finish(self, sampled: _Sampled) -> list[Record]:
+        """Wait for the verdicts and return the records, in order.
 
         A failure of the machinery is not a wrong answer: what could not be judged is graded once more, and asked again once
         where that fails too.
         """
-        prompts = {item.id: self.render(item) for _, item, _ in work}
-        completions = self._sample(work, prompts)
-        texts = [self.decode(completion.token_ids) for completion in completions]
-        verdicts = self._grade(work, texts)
+        work, prompts, completions, texts = sampled.work, sampled.prompts, sampled.completions, sampled.texts
+        verdicts = sampled.verdicts.result()
         if left := _unjudged(verdicts):
-            _put(verdicts, left, self._grade([work[place] for place in left], [texts[place] for place in left]))
+            again = [work[place] for place in left]
+            _put(verdicts, left, self._grade(again, _answers(again, prompts, [texts[place] for place in left])))
         if left := _unjudged(verdicts):
             again = [work[place] for place in left]
             _put(completions, left, self._sample(again, prompts))
             _put(texts, left, [self.decode(completions[place].token_ids) for place in left])
-            _put(verdicts, left, self._grade(again, [texts[place] for place in left]))
+            _put(verdicts, left, self._grade(again, _answers(again, prompts, [texts[place] for place in left])))
         return [
             Record(
                 item_id=item.id,
+                cluster=cluster_of(item),
                 position=position,
                 sample=sample,
                 prompt_sha256=prompts[item.id].sha256,
@@ -169,13 +210,14 @@ class _Asker:
                 n_tokens=len(completion.token_ids),
                 verifier_version=verdict.version,
                 verify_ms=verdict.ms,
+                details=dict(verdict.details) or None,
             )
             for (position, item, sample), completion, text, verdict in zip(
                 work, completions, texts, verdicts, strict=True
             )
         ]
 
-    def _sample(self, work: Sequence[tuple[int, Item, int]], prompts: Mapping[str, RenderedPrompt]) -> list[Completion]:
+    def _sample(self, work: _Work, prompts: Mapping[str, RenderedPrompt]) -> list[Completion]:
         requests = [
             Request(prompts[item.id].token_ids, stream_seed(self.seed, "eval", self.suite, item.id, sample))
             for _, item, sample in work
@@ -185,8 +227,13 @@ class _Asker:
             raise RuntimeError(f"the engine gave {len(completions)} completions for {len(requests)} requests")
         return list(completions)
 
-    def _grade(self, work: Sequence[tuple[int, Item, int]], texts: Sequence[str]) -> list[Verdict]:
-        return self.pool.grade([Job(item, text) for (_, item, _), text in zip(work, texts, strict=True)])
+    def _grade(self, work: _Work, answers: Sequence[str]) -> list[Verdict]:
+        return self.pool.grade([Job(item, answer) for (_, item, _), answer in zip(work, answers, strict=True)])
+
+
+def _answers(work: _Work, prompts: Mapping[str, RenderedPrompt], texts: Sequence[str]) -> list[str]:
+    """What is judged: the prefill and what was sampled behind it."""
+    return [prompts[item.id].prefill + text for (_, item, _), text in zip(work, texts, strict=True)]
 
 
 def _unjudged(verdicts: Sequence[Verdict]) -> list[int]:
@@ -199,42 +246,21 @@ def _put(values: list[T], places: Sequence[int], new: Sequence[T]) -> None:
 
 
 def summarise(
-    records: Sequence[Record], *, suite: str, greedy: bool, samples: int, finished: bool
+    records: Iterable[Record], *, suite: str, greedy: bool, samples: int, finished: bool
 ) -> EvaluationSummary:
-    """Summarise records, those of an interrupted evaluation too; see :class:`EvaluationSummary`."""
-    judged = [record for record in records if record.score is not None]
-    by_item: dict[str, list[float]] = {}
-    for record in judged:
-        by_item.setdefault(record.item_id, []).append(record.score or 0.0)
-    correct = sum(record.verdict == Outcome.CORRECT for record in judged)
-    accuracy = error = low = high = None
-    if by_item:
-        mean = average_at_k(list(by_item.values()))
-        accuracy, error = mean.mean, mean.standard_error
-        if samples == 1:
-            interval = wilson(correct, len(judged))
-            low, high = interval.low, interval.high
-        elif error is not None:
-            low, high = max(0.0, accuracy - 1.96 * error), min(1.0, accuracy + 1.96 * error)
+    """Summarise records at once; see :class:`EvaluationSummary`."""
+    tally = Tally()
+    _count(tally, records)
+    return tally.summary(suite=suite, greedy=greedy, samples=samples, finished=finished)
 
-    def share(count: int) -> float | None:
-        return count / len(judged) if judged else None
 
-    return EvaluationSummary(
-        suite=suite,
-        mode="greedy" if greedy else "sampled",
-        samples=samples,
-        n_items=len({record.item_id for record in records}),
-        n_records=len(records),
-        finished=finished,
-        correct=correct,
-        accuracy=accuracy,
-        standard_error=error,
-        ci_low=low,
-        ci_high=high,
-        truncated_share=share(sum(record.finish_reason == "length" for record in judged)),
-        no_answer_share=share(sum(record.verdict == Outcome.NO_ANSWER for record in judged)),
-        timeout_share=share(sum(record.verdict == Outcome.TIMEOUT for record in judged)),
-        mean_tokens=sum(record.n_tokens for record in judged) / len(judged) if judged else None,
-        infra_errors=len(records) - len(judged),
-    )
+def _count(tally: Tally, records: Iterable[Record]) -> None:
+    for record in records:
+        tally.add(
+            record.item_id,
+            record.verdict,
+            cluster=record.cluster,
+            n_tokens=record.n_tokens,
+            truncated=record.finish_reason == "length",
+            details=record.details,
+        )

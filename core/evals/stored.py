@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from core.engines.base import Engine, SamplingParams
 from core.engines.prompts import RenderedPrompt
-from core.evals.run import EvaluationSummary, Record, evaluate
+from core.evals.run import Record, evaluate
+from core.evals.summary import EvaluationSummary
 from core.jobs import RunContext
 from core.store import evaluations, prompts, runs
 from core.tasks.items import Item
@@ -135,6 +136,7 @@ class Evaluator:
             truncated_share=summary.truncated_share,
             no_answer_share=summary.no_answer_share,
             mean_tokens=summary.mean_tokens,
+            measures=summary.measures,
         )
 
 

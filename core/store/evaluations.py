@@ -81,6 +81,7 @@ def add_records(session: Session, fence: Fence, evaluation_id: str, records: Seq
             "reason": None,
             "verifier_version": None,
             "verify_ms": None,
+            "details": None,
         }
         session.execute(insert(ItemRecord), [{**blank, **record, "evaluation_id": evaluation_id} for record in records])
 

@@ -50,6 +50,7 @@ class LaterVerdict(Base):
     reason: Mapped[str | None] = mapped_column(DisplayText)
     extracted: Mapped[str | None] = mapped_column(DisplayText)
     verify_ms: Mapped[float | None]
+    details: Mapped[dict[str, Any] | None]
 
 
 class PassRate(Base):

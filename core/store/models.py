@@ -333,6 +333,7 @@ class ItemRecord(Base):
     n_tokens: Mapped[int]
     verifier_version: Mapped[str | None]
     verify_ms: Mapped[float | None]
+    details: Mapped[dict[str, Any] | None]
 
 
 class Rollout(Base):

@@ -87,6 +87,15 @@ class ItemSet:
         return ItemSet(tuple(items), name, self.verifier, split=split, generated=self.generated)
 
 
+def cluster_of(item: Item) -> str | None:
+    """What the item shares with others (a source text, one template), as its ``meta.cluster`` says; None when it stands alone.
+
+    Items of one cluster are not independent, and standard errors must know it.
+    """
+    name = item.meta.get("cluster")
+    return None if name is None else str(name)[:255]
+
+
 def items_hash(items: Sequence[Item]) -> str:
     """SHA-256 (hex) over the items' canonical JSON lines, in order, with a domain tag.
 

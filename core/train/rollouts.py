@@ -46,11 +46,10 @@ def sample_step(
     params: SamplingParams,
     decode: Callable[[Sequence[int]], str],
     grade: Grader,
-    prefill: str = "",
 ) -> list[Sample]:
     """Return ``num_generations`` graded completions of each prompt, group by group.
 
-    ``grade`` returns a reward for each answer, which is the recipe's ``prefill`` with the sampled text behind it.
+    ``grade`` returns a reward for each answer, which is the prompt's prefill with the sampled text behind it.
     """
     places = [(group, sample) for group in range(len(prompts)) for sample in range(num_generations)]
     requests = [
@@ -63,9 +62,9 @@ def sample_step(
         Answer(
             item=prompts[group][0],
             prompt=prompts[group][1].text,
-            text=prefill + text,
+            text=prompts[group][1].prefill + text,
             n_tokens=len(completion.token_ids),
-            opening=template_opening(prompts[group][1].text, prefill),
+            opening=template_opening(prompts[group][1].text, prompts[group][1].prefill),
         )
         for (group, _), text, completion in zip(places, texts, completions, strict=True)
     ]

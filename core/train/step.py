@@ -127,7 +127,6 @@ class StepRunner:
             params=self._params,
             decode=self._decode,
             grade=lambda answers: self._grade(answers, step),
-            prefill=self._recipe.prompt.prefill,
         )
 
     def _grade(self, answers: Sequence[Answer], step: int) -> list[Reward]:

@@ -22,6 +22,7 @@ def upgrade() -> None:
     """Apply this revision."""
     op.add_column("evaluations", sa.Column("measures", sa.JSON(none_as_null=True), nullable=True))
     op.add_column("item_records", sa.Column("cluster", sa.String(length=255), nullable=True))
+    op.add_column("item_records", sa.Column("details", sa.JSON(none_as_null=True), nullable=True))
     op.create_table(
         "regrades",
         sa.Column("id", sa.String(length=12), nullable=False),
@@ -56,6 +57,7 @@ def upgrade() -> None:
         sa.Column("reason", sa.Text(), nullable=True),
         sa.Column("extracted", sa.Text(), nullable=True),
         sa.Column("verify_ms", sa.Double(), nullable=True),
+        sa.Column("details", sa.JSON(none_as_null=True), nullable=True),
         sa.ForeignKeyConstraint(
             ["record_id"], ["item_records.id"], name=op.f("fk_later_verdicts_record_id_item_records")
         ),
@@ -81,6 +83,7 @@ def downgrade() -> None:
     op.drop_table("later_verdicts")
     op.drop_table("regrades")
     with op.batch_alter_table("item_records") as batch:
+        batch.drop_column("details")
         batch.drop_column("cluster")
     with op.batch_alter_table("evaluations") as batch:
         batch.drop_column("measures")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.stats import binomtest, t
 
-from core.evals.metrics import average_at_k, mean_pass_at_k, pass_at_k, wilson
+from core.evals.metrics import Mean, average_at_k, mean_interval, mean_pass_at_k, pass_at_k, wilson
 
 
 @pytest.mark.parametrize(("correct", "total"), [(0, 10), (10, 10), (3, 10), (81, 263), (1, 1), (500, 1000)])
@@ -83,3 +83,23 @@ def test_mean_pass_at_k_is_over_items():
     assert mean_pass_at_k([(4, 4), (4, 0), (4, 1)], 2).mean == pytest.approx((1 + 0 + 0.5) / 3)
     with pytest.raises(ValueError, match="k = 5"):
         mean_pass_at_k([(4, 1)], 5)
+
+
+def test_the_interval_of_a_mean_is_students_over_clusters():
+    mean = average_at_k([[0.2], [0.9], [0.4], [0.7]])
+    low, high = t.interval(0.95, 3, loc=mean.mean, scale=mean.standard_error)
+    found = mean_interval(mean)
+    assert (found.low, found.high) == pytest.approx((max(0, low), min(1, high)), abs=1e-12)
+
+
+def test_items_that_all_agree_still_leave_doubt():
+    found = mean_interval(average_at_k([[1, 1]] * 30))
+    assert (found.low, found.high) == (wilson(30, 30).low, 1.0)
+    alike = mean_interval(average_at_k([[0.5]] * 10))
+    assert alike.low < 0.5 < alike.high
+    assert mean_interval(Mean(1.0, None, 1)) is None
+
+
+def test_pass_at_k_is_clustered_like_the_average():
+    counts, clusters = [(4, 4), (4, 4), (4, 0), (4, 1)], ["a", "a", "b", "c"]
+    assert mean_pass_at_k(counts, 1, clusters) == average_at_k([[1], [1], [0], [0.25]], clusters)

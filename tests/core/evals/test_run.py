@@ -1,4 +1,4 @@
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 
 import pytest
 
@@ -12,8 +12,8 @@ from core.tasks.pool import VerifierPool
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 SAMPLED = SamplingParams(temperature=0.6, top_p=0.95, max_tokens=8)
 COLUMNS = {
-    "item_id", "position", "sample", "prompt_sha256", "token_ids", "text", "gold", "extracted", "verdict", "reason",
-    "finish_reason", "n_tokens", "verifier_version", "verify_ms",
+    "item_id", "cluster", "details", "position", "sample", "prompt_sha256", "token_ids", "text", "gold", "extracted", "verdict",
+    "reason", "finish_reason", "n_tokens", "verifier_version", "verify_ms",
 }  # fmt: skip
 
 
@@ -22,6 +22,7 @@ class Rendered:
     token_ids: tuple[int, ...]
     text: str
     sha256: str
+    prefill: str = ""
 
 
 class ScriptedEngine:
@@ -108,9 +109,65 @@ def test_each_sample_has_its_own_seed_whatever_the_batches_and_the_order(pool):
 
 def test_it_stops_between_batches_and_says_that_it_did(pool):
     engine, batches = ScriptedEngine(RIGHT), []
-    summary = run(engine, pool, on_batch=batches.append, should_stop=lambda: len(batches) == 2)
+    summary = run(engine, pool, on_batch=batches.append, should_stop=lambda: len(engine.calls) == 2)
     assert [len(batch) for batch in batches] == [2, 2]
     assert (summary.finished, summary.n_items, len(engine.calls)) == (False, 4, 2)
+
+
+def test_no_more_than_two_batches_are_held_at_once(pool):
+    class Kept:
+        """What the evaluation still refers to, counted through the texts it was given."""
+
+        alive = 0
+
+    class Text(str):
+        def __new__(cls, value):
+            Kept.alive += 1
+            return super().__new__(cls, value)
+
+        def __del__(self):
+            Kept.alive -= 1
+
+    most = []
+
+    def held(records):
+        most.append(Kept.alive)
+
+    items = [Item(f"i{number}", f"p{number}", str(number * 10), "math") for number in range(40)]
+    engine = ScriptedEngine({number: number * 10 for number in range(40)})
+    summary = evaluate(
+        engine, render, items, suite="s", params=GREEDY, batch_size=2, pool=pool, seed=1,
+        decode=lambda ids: Text(decode(ids)), on_batch=held,
+    )  # fmt: skip
+    assert (summary.finished, summary.accuracy, len(most)) == (True, 1.0, 20)
+    assert max(most) <= 6
+    assert Kept.alive == 0
+
+
+def test_the_prefill_is_part_of_what_is_judged_and_not_of_the_record(pool):
+    batches = []
+    summary = evaluate(
+        ScriptedEngine(RIGHT), lambda item: replace(render(item), prefill=r"so \boxed{"), ITEMS[:2], suite="s",
+        params=GREEDY, batch_size=2, pool=pool, seed=1, decode=lambda ids: f"{ids[0]}}}", on_batch=batches.append,
+    )  # fmt: skip
+    assert summary.accuracy == 1.0
+    assert [record.text for record in batches[0]] == ["0}", "10}"]
+
+
+def test_sampled_evaluations_have_pass_at_k_timing_and_clusters(pool):
+    items = [replace(item, meta={"cluster": "one" if number < 3 else "two"}) for number, item in enumerate(ITEMS)]
+    batches = []
+    summary = evaluate(
+        ScriptedEngine(RIGHT), render, items, suite="s", params=SAMPLED, batch_size=4, pool=pool, seed=1, decode=decode,
+        samples=3, on_batch=batches.append,
+    )  # fmt: skip
+    assert {record.cluster for batch in batches for record in batch} == {"one", "two"}
+    assert summary.measures["clusters"] == 2
+    assert list(summary.measures["pass_at_k"]) == ["1", "2", "3"]
+    assert [summary.measures["pass_at_k"][k]["mean"] for k in "123"] == pytest.approx([0.6] * 3)
+    assert summary.measures["verdicts"] == {"correct": 9, "wrong": 3, "no_answer": 3}
+    assert summary.measures["tokens"] == {"total": 27, "longest": 2, "mean": 1.8}
+    assert summary.measures["timing"]["sampling_s"] > 0
 
 
 def test_stopped_at_once_and_empty_evaluations_have_no_numbers(pool):
@@ -148,7 +205,7 @@ def test_an_engine_that_loses_a_completion_is_an_error(pool):
 
 def test_records_that_could_not_be_judged_count_in_nothing_else():
     def record(position: int, verdict: str) -> Record:
-        return Record(f"i{position}", position, 0, "h", (1,), "t", "g", None, verdict, "r", "length", 1, "v", 0.1)
+        return Record(f"i{position}", None, position, 0, "h", (1,), "t", "g", None, verdict, "r", "length", 1, "v", 0.1)
 
     records = [record(0, "correct"), record(1, "infra_error"), record(2, "timeout")]
     summary = summarise(records, suite="s", greedy=True, samples=1, finished=True)

@@ -41,12 +41,16 @@ class DatasetFacts:
 
 @dataclass(frozen=True)
 class SuiteFacts:
-    """An evaluation suite: a fixed list of items."""
+    """An evaluation suite: a fixed list of items. ``items`` None: as many as its file holds, since releases differ.
+
+    ``rule`` says how answers are judged where that is more than the verifier's own description.
+    """
 
     verifier: str
     file: str
-    items: int
+    items: int | None
     split: str = "test"
+    rule: str = ""
 
 
 VERIFIERS: dict[str, str] = {
@@ -64,20 +68,27 @@ SHAPING_TERMS: dict[str, str] = {
 }
 REWARD_TERMS: tuple[str, ...] = ("auto", *VERIFIERS, *SHAPING_TERMS)
 
+_ASSERTIONS = "every assertion of the item holds; True is not 1"
+_OUTPUT = "white space at line ends and blank lines at the end do not count; then each line has the same tokens"
+_STRICT = "every instruction of the prompt is followed, strictly; the loose reading is a detail of the verdict"
+
 SUITES: dict[str, SuiteFacts] = {
     "gsm8k": SuiteFacts("math", "gsm8k_test.jsonl", 1319),
     "math500": SuiteFacts("math", "math500.jsonl", 500),
     "aime24": SuiteFacts("math", "aime24.jsonl", 30),
     "aime25": SuiteFacts("math", "aime25.jsonl", 30),
     "amc23": SuiteFacts("math", "amc23.jsonl", 40),
-    "minerva_math": SuiteFacts("math", "minerva_math.jsonl", 272),
+    "minerva": SuiteFacts("math", "minerva_math.jsonl", 272),
     "olympiadbench": SuiteFacts("math", "olympiadbench.jsonl", 675),
-    "humaneval": SuiteFacts("code", "humaneval.jsonl", 164),
-    "mbpp": SuiteFacts("code", "mbpp.jsonl", 500),
-    "mbpp_sanitized": SuiteFacts("code", "mbpp_sanitized.jsonl", 427, split="all"),
-    "apps_stdio_sample": SuiteFacts("code", "apps_stdio_sample.jsonl", 10),
-    "ifeval": SuiteFacts("instructions", "ifeval.jsonl", 541),
-    "ifbench": SuiteFacts("instructions", "ifbench.jsonl", 300),
+    "humaneval": SuiteFacts("code", "humaneval.jsonl", 164, rule=_ASSERTIONS),
+    "mbpp": SuiteFacts("code", "mbpp.jsonl", 500, rule=_ASSERTIONS),
+    "mbpp_sanitized": SuiteFacts("code", "mbpp_sanitized.jsonl", 427, split="all", rule=_ASSERTIONS),
+    "apps_stdio_sample": SuiteFacts("code", "apps_stdio_sample.jsonl", 10, rule=_OUTPUT),
+    "livecodebench": SuiteFacts(
+        "code", "livecodebench.jsonl", None, rule=f"{_OUTPUT}; decimal numbers by value; functions by their result"
+    ),
+    "ifeval": SuiteFacts("instructions", "ifeval.jsonl", 541, rule=_STRICT),
+    "ifbench": SuiteFacts("instructions", "ifbench.jsonl", 300, rule=_STRICT),
 }
 
 DATASETS: dict[str, DatasetFacts] = {
@@ -123,4 +134,6 @@ ANALYSES: dict[str, str] = {
     "token_linearity": "R2 of the log-probability of every token of a probe",
     "logit_linearity": "R2 of the probed token's logit",
     "activation_linearity": "R2 of the hidden states after every layer",
+    "first_order": "how much of each linear layer's output change is W0 dx, dW x0 and dW dx",
+    "gradient_noise": "signal to noise of the group gradients and their cosine with fixed directions, beside chance",
 }

@@ -4,7 +4,7 @@ Model text can make a grader loop in C code, exhaust memory or crash. Each worke
 (:mod:`core.tasks.pool_worker`) that speaks JSON lines over pipes; the parent holds the clock, kills with SIGKILL and starts
 a new one. A lost answer is a verdict ``timeout``, ``error`` or ``infra_error`` with its reason, never a silent zero, and
 its neighbours are not touched. No signals or alarms are used, so any thread may grade. It is not a security sandbox: the
-graders do not run code from the answers.
+graders run no code from the answers in their own process; the code grader has a sandbox (:mod:`core.tasks.sandbox`).
 """
 
 import contextlib
@@ -25,10 +25,12 @@ from types import TracebackType
 from typing import Any
 
 from core.tasks.items import Item
+from core.tasks.verifiers import time_limit
 from core.tasks.verifiers.verdict import Outcome, Verdict
 
 _ROOT = Path(__file__).resolve().parents[2]
 _STARTUP_LIMIT_S = 120.0
+_PASSED_ON = ("DRIFTLINE_CODE_ISOLATION", "NLTK_DATA")  # the operator's settings that graders read
 _ANSWERS_PER_PROCESS = 1000  # graders cache parsed expressions; a fresh process keeps memory bounded
 
 
@@ -142,7 +144,7 @@ class _Slot:
     def _ask(self, job: Job, verifier: str) -> tuple[Verdict, bool]:
         """Return the verdict and whether the worker is no longer to be trusted."""
         version = self._versions[verifier]
-        limit = self._time_limit_s
+        limit = time_limit(verifier, self._time_limit_s)
         request = {
             "verifier": verifier,
             "item": job.item.as_dict(),
@@ -164,7 +166,8 @@ class _Slot:
             return failed(*self._death(death))
         except (OSError, ValueError, KeyError, TypeError) as problem:
             return failed(Outcome.INFRA_ERROR, f"the grading process gave no usable reply: {problem}")
-        verdict = Verdict(outcome, reply["reason"], reply["extracted"], verifier, version, reply["ms"])
+        details = reply["details"]
+        verdict = Verdict(outcome, reply["reason"], reply["extracted"], verifier, version, reply["ms"], details)
         return verdict, bool(reply["out_of_memory"])
 
     def _death(self, death: _DiedError) -> tuple[Outcome, str]:
@@ -227,6 +230,7 @@ def _start() -> subprocess.Popen[bytes]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
+        **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
     }
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "core.tasks.pool_worker"],

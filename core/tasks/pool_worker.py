@@ -1,7 +1,8 @@
 """The grading process behind the pool: reads jobs as JSON lines, answers each with one JSON line.
 
 Run as ``python -m core.tasks.pool_worker``; only :mod:`core.tasks.pool` starts it. It limits its own memory and CPU time,
-ends when its input closes, and leaves the wall clock to its parent, who kills it. No pickle, no code from the answers.
+ends when its input closes, and leaves the wall clock to its parent, who kills it. No pickle,
+and no code from the answers runs in this process.
 """
 
 import json
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from core.tasks.items import Item
@@ -64,9 +66,11 @@ def _grade(request: dict[str, Any]) -> dict[str, Any]:
     _limit(request["memory_mb"], request["cpu_s"])
     started = time.perf_counter()
     out_of_memory = False
+    details: Mapping[str, float] = {}
     try:
         judgement = grade(request["verifier"], Item(**request["item"]), request["text"])
         verdict, reason, extracted = judgement.verdict, judgement.reason, judgement.extracted
+        details = judgement.details
     except MemoryError:
         out_of_memory = True
         verdict, reason, extracted = Outcome.ERROR, f"grading needed more than {request['memory_mb']} MiB", None
@@ -78,6 +82,7 @@ def _grade(request: dict[str, Any]) -> dict[str, Any]:
         "verdict": verdict.value,
         "reason": reason,
         "extracted": extracted,
+        "details": dict(details),
         "ms": (time.perf_counter() - started) * 1000,
         "out_of_memory": out_of_memory,
     }

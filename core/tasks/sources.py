@@ -14,15 +14,13 @@ from typing import Any
 from core.recipes.catalogue import DATASETS, SUITES, SuiteFacts
 from core.recipes.gym_tasks import UNSAFE_TASKS
 from core.streams import stream_seed
+from core.tasks import livecodebench
+from core.tasks.item_tests import verifier_of
 from core.tasks.items import Item, ItemError, ItemSet
-from core.tasks.verifiers import VERIFIERS
 
 _MAX_FILE_BYTES = 1 << 30
 _MAX_GENERATED = 1_000_000
 _FIELDS = {"id", "prompt", "answer", "tests", "source", "meta"}
-_TEST_VERIFIERS = {
-    "humaneval": "code", "assert": "code", "stdio": "code", "ifeval": "instructions", "ifbench": "instructions",
-}  # fmt: skip
 
 
 def load_items(
@@ -59,8 +57,16 @@ def load_items(
     return _catalogue_items(dataset, SuiteFacts(facts.verifier, part.file, part.items, split), data_dir)
 
 
-def load_suite_items(name: str, data_dir: Path | None) -> ItemSet:
-    """Return the items of a catalogue suite; raises :class:`ItemError` when it is unknown or its file is not there."""
+def load_suite_items(name: str, data_dir: Path | None, *, seed: int = 0) -> ItemSet:
+    """Return the items of a suite by its bare name: of the catalogue, ``file:NAME.jsonl`` or ``reasoning_gym:TASK``.
+
+    A generated suite has the generator's default options and a generator's seed from the stream ("suite", name), which is
+    not that of training items. Raises :class:`ItemError` when it is unknown or its file is not there.
+    """
+    if name.startswith("reasoning_gym:"):
+        return load_items(name, "test", {"seed": stream_seed(seed, "suite", name) % 2**31}, data_dir)
+    if name.startswith("file:"):
+        return load_items(name, "test", None, data_dir)
     facts = SUITES.get(name)
     if facts is None:
         raise ItemError(f"suite {name!r} is not known; allowed: {', '.join(SUITES)}")
@@ -120,6 +126,8 @@ def parse_item(text: str, *, where: str) -> Item:
         raise ItemError(f"{where}: not one JSON object: {problem}") from None
     if not isinstance(raw, dict):
         raise ItemError(f"{where}: a {type(raw).__name__}, but each line must be one JSON object")
+    if livecodebench.is_release_row(raw):
+        return livecodebench.item(raw, where=where)
     unknown = sorted(set(raw) - _FIELDS)
     if unknown:
         raise ItemError(f"{where}: unknown field {unknown[0]!r}; allowed: {', '.join(sorted(_FIELDS))}")
@@ -136,7 +144,7 @@ def parse_item(text: str, *, where: str) -> Item:
         raise ItemError(f"{where}: exactly one of the fields 'answer' and 'tests' must be given")
     if answer is not None and (not isinstance(answer, str) or not answer.strip()):
         raise ItemError(f"{where}: field 'answer' must be a non-empty string (numbers too: \"72\")")
-    verifier = "math" if tests is None else _tests_verifier(tests, where)
+    verifier = "math" if tests is None else verifier_of(tests, where=where)
     return Item(
         id=raw["id"], prompt=raw["prompt"], answer=answer, verifier=verifier, source=source, tests=tests, meta=meta
     )
@@ -184,25 +192,16 @@ def generate_items(task: str, options: dict[str, Any], *, seed: int) -> ItemSet:
 
 
 def _catalogue_items(name: str, facts: SuiteFacts, data_dir: Path | None) -> ItemSet:
-    if facts.verifier not in VERIFIERS:
-        allowed = ", ".join(VERIFIERS)
-        raise ItemError(
-            f"{name} needs the verifier {facts.verifier!r}, which this release does not have; it has {allowed}"
-        )
-    path = data_file(facts.file, data_dir)
-    items = read_items(path, name=name, split=facts.split)
-    if len(items) != facts.items:
+    items = read_items(data_file(facts.file, data_dir), name=name, split=facts.split)
+    if len({item.meta.get("split") for item in items}) > 1:
+        # One file may hold several splits (MBPP); its items say which is theirs.
+        chosen = [item for item in items if facts.split in {"all", item.meta.get("split")}]
+        items = items.subset(chosen, name=name, split=facts.split)
+    if facts.items is not None and len(items) != facts.items:
         raise ItemError(
             f"{facts.file} holds {len(items)} items, but {name}/{facts.split} has {facts.items}; replace the file"
         )
     return items
-
-
-def _tests_verifier(tests: object, where: str) -> str:
-    kind = tests.get("type") if isinstance(tests, dict) else None
-    if not isinstance(kind, str) or kind not in _TEST_VERIFIERS:
-        raise ItemError(f"{where}: field 'tests.type' must be one of {', '.join(_TEST_VERIFIERS)}")
-    return _TEST_VERIFIERS[kind]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

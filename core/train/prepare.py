@@ -59,7 +59,10 @@ def _prepare(
     wanted = recipe.regrounding.validation if recipe.regrounding else None
     train, validation = (train, None) if wanted is None else split_validation(train, wanted, recipe.seed)
     names = recipe.looks.suites if recipe.looks else ()
-    suites = {name: split.heldout if name == HOLDOUT else load_suite_items(name, settings.data_dir) for name in names}
+    suites = {
+        name: split.heldout if name == HOLDOUT else load_suite_items(name, settings.data_dir, seed=recipe.seed)
+        for name in names
+    }
     for name, suite in suites.items():
         _all_fit(name, suite, renderer, recipe.max_prompt_length)
     sampler = PromptSampler(len(train), recipe.seed)

@@ -1,7 +1,7 @@
 """Graders: one module per kind of item, each with a ``VERSION`` and a ``grade`` function without side effects.
 
 They run inside the pool's worker processes (:mod:`core.tasks.pool`), because model text can make them hang or exhaust
-memory. Nothing here evaluates model text as code.
+memory. Nothing here evaluates model text as code: programs run in a sandbox of their own (:mod:`core.tasks.sandbox`).
 """
 
 from core.tasks.items import Item
@@ -9,7 +9,7 @@ from core.tasks.verifiers.verdict import Judgement, Outcome, Verdict
 
 __all__ = ["VERIFIERS", "Judgement", "Outcome", "Verdict", "grade", "version_of", "warm_up"]
 
-VERIFIERS = ("math", "reasoning_gym")
+VERIFIERS = ("math", "reasoning_gym", "code", "instructions")
 
 
 def grade(verifier: str, item: Item, text: str) -> Judgement:
@@ -23,6 +23,14 @@ def grade(verifier: str, item: Item, text: str) -> Judgement:
             from core.tasks.verifiers import reasoning_gym
 
             return reasoning_gym.grade(item, text)
+        case "code":
+            from core.tasks.verifiers import code
+
+            return code.grade(item, text)
+        case "instructions":
+            from core.tasks.verifiers import instructions
+
+            return instructions.grade(item, text)
         case _:
             raise ValueError(unknown(verifier))
 
@@ -38,6 +46,14 @@ def version_of(verifier: str) -> str:
             from core.tasks.verifiers import reasoning_gym
 
             return reasoning_gym.VERSION
+        case "code":
+            from core.tasks.verifiers import code
+
+            return code.version()
+        case "instructions":
+            from core.tasks.verifiers import instructions
+
+            return instructions.VERSION
         case _:
             raise ValueError(unknown(verifier))
 
@@ -53,8 +69,25 @@ def warm_up(verifier: str) -> None:
             from core.tasks.verifiers import reasoning_gym
 
             reasoning_gym.warm_up()
+        case "code":
+            from core.tasks.verifiers import code
+
+            code.warm_up()
+        case "instructions":
+            from core.tasks.verifiers import instructions
+
+            instructions.warm_up()
         case _:
             raise ValueError(unknown(verifier))
+
+
+def time_limit(verifier: str, usual: float) -> float:
+    """Wall-clock seconds for one answer: ``usual``, but never less than what running an item's tests may take."""
+    if verifier == "code":
+        from core.tasks.verifiers.code import ITEM_WALL_S
+
+        return max(usual, ITEM_WALL_S)
+    return usual
 
 
 def unknown(verifier: str) -> str:

@@ -14,9 +14,10 @@ from core.tasks.verifiers.verdict import Outcome
 def check_golds(items: Iterable[Item], pool: VerifierPool) -> None:
     """Raise :class:`ItemError` naming the items whose reference answer is not graded correct as an answer.
 
-    When an answer could not be judged because the machinery failed, nothing is known of the data: RuntimeError.
+    Items with tests have a reference only where ``tests.reference`` gives a program that must pass them; instructions have
+    none. When an answer could not be judged because the machinery failed, nothing is known of the data: RuntimeError.
     """
-    jobs = [Job(item, _stated(item)) for item in items]
+    jobs = [Job(item, stated) for item in items if (stated := _stated(item)) is not None]
     verdicts = pool.grade(jobs)
     for job, verdict in zip(jobs, verdicts, strict=True):
         if verdict.verdict is Outcome.INFRA_ERROR:
@@ -35,6 +36,9 @@ def check_golds(items: Iterable[Item], pool: VerifierPool) -> None:
         )
 
 
-def _stated(item: Item) -> str:
-    """The reference as a completion would state it."""
+def _stated(item: Item) -> str | None:
+    """The reference as a completion would state it, or None where the item has none."""
+    if item.tests is not None:
+        reference = item.tests.get("reference")
+        return None if reference is None else f"```python\n{reference}\n```"
     return f"\\boxed{{{item.gold}}}" if item.verifier == "math" else f"<answer>{item.gold}</answer>"

@@ -3,7 +3,8 @@
 It holds values only. A failure of the grader is a verdict with a reason, never a silent zero.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -20,7 +21,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One judgement: what, why, the text that was taken as the answer, by which grader, in how many milliseconds."""
+    """One judgement: what, why, the text that was taken as the answer, by which grader, in how many milliseconds.
+
+    ``details`` are further numbers that a grader has (instructions: strict and loose, of the prompt and of its parts).
+    """
 
     verdict: Outcome
     reason: str
@@ -28,6 +32,7 @@ class Verdict:
     verifier: str
     version: str
     ms: float = 0.0
+    details: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def score(self) -> float | None:
@@ -48,3 +53,4 @@ class Judgement:
     verdict: Outcome
     reason: str
     extracted: str | None = None
+    details: Mapping[str, float] = field(default_factory=dict)

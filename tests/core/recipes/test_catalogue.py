@@ -67,7 +67,7 @@ def test_unsafe_tasks_are_those_the_generator_refuses() -> None:
 def test_the_files_hold_as_many_items_as_the_catalogue_says() -> None:
     folder = Path(os.environ["DRIFTLINE_DATA"])
     for suite in SUITES.values():
-        if suite.file != "mbpp.jsonl":
+        if suite.file != "mbpp.jsonl" and suite.items is not None:
             assert _lines(folder / suite.file) == suite.items, suite.file
     for dataset in DATASETS.values():
         files = {split.file for split in dataset.splits.values()}

@@ -203,17 +203,22 @@ def weights_sha256(tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]])
 
 
 def save_model(
-    model: PreTrainedModel, folder: Path, dtype: torch.dtype, *, masters: Mapping[str, Tensor] | None = None
+    model: PreTrainedModel,
+    folder: Path,
+    dtype: torch.dtype,
+    *,
+    masters: Mapping[str, Tensor] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write ``config.json``, ``generation_config.json`` and one ``model.safetensors`` with weights of ``dtype``.
 
     Names are those of the model, a tied head is left out, as in the published folders of tied models. ``masters`` (by name)
-    are written instead of the weights that they are the exact version of. The folder must exist; writing it aside and
-    renaming it is the caller's.
+    are written instead of the weights that they are the exact version of; ``weights`` instead of all weights, where the model
+    holds them in another form (adapters). The folder must exist; writing it aside and renaming it is the caller's.
     """
-    exact = named_weights(model) | dict(masters or {})
-    weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in exact.items()}
-    save_file(weights, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
+    exact = dict(weights) if weights is not None else named_weights(model) | dict(masters or {})
+    stored = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in exact.items()}
+    save_file(stored, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     config.architectures = [type(model).__name__]

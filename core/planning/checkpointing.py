@@ -30,7 +30,17 @@ def kept_per_token(facts: ModelFacts, width: int) -> int:
     return kept
 
 
-def activation_bytes(facts: ModelFacts, *, tokens: int, chunk: int, checkpointed: int, width: int = 2) -> int:
+def adapter_per_token(facts: ModelFacts, rank: int, width: int) -> int:
+    """Bytes per token that one layer keeps on top where all its maps have adapters of ``rank``.
+
+    The MLP's gate and product, which the last map's adapter needs, and what each of the seven A gives.
+    """
+    return width * (2 * facts.intermediate + 7 * rank)
+
+
+def activation_bytes(
+    facts: ModelFacts, *, tokens: int, chunk: int, checkpointed: int, width: int = 2, extra: int = 0
+) -> int:
     """Peak above weights, gradients and optimizer of one forward and backward over ``tokens`` tokens.
 
     Args:
@@ -39,13 +49,14 @@ def activation_bytes(facts: ModelFacts, *, tokens: int, chunk: int, checkpointed
         chunk: tokens per chunk of the head.
         checkpointed: number of layers, from the input, that keep their input only.
         width: bytes per element of the weights' dtype.
+        extra: bytes per token that a kept layer holds on top of :func:`kept_per_token`.
 
     Raises:
         ValueError: when ``checkpointed`` is not between 0 and the number of layers.
     """
     if not 0 <= checkpointed <= facts.layers:
         raise ValueError(f"checkpointed must be between 0 and {facts.layers} layers, got {checkpointed}")
-    hidden, layer = tokens * facts.hidden * width, tokens * kept_per_token(facts, width)
+    hidden, layer = tokens * facts.hidden * width, tokens * (kept_per_token(facts, width) + extra)
     work = tokens * width * (3 * facts.intermediate + 3 * facts.hidden)
     everything = checkpointed * hidden + (facts.layers - checkpointed) * layer
     # The final norm is the library's: two fp32 copies beside its output; and the gradient of the hidden states.
@@ -56,13 +67,16 @@ def activation_bytes(facts: ModelFacts, *, tokens: int, chunk: int, checkpointed
 
 
 def fewest_checkpointed_layers(
-    facts: ModelFacts, *, tokens: int, chunk: int, available: int, width: int = 2
+    facts: ModelFacts, *, tokens: int, chunk: int, available: int, width: int = 2, extra: int = 0
 ) -> int | None:
     """The fewest layers to checkpoint so that activations stay within ``available`` bytes; None when even all do not.
 
     Fewer is always faster: a checkpointed layer runs its forward twice, a quarter of its arithmetic.
     """
     for checkpointed in range(facts.layers + 1):
-        if activation_bytes(facts, tokens=tokens, chunk=chunk, checkpointed=checkpointed, width=width) <= available:
+        needed = activation_bytes(
+            facts, tokens=tokens, chunk=chunk, checkpointed=checkpointed, width=width, extra=extra
+        )
+        if needed <= available:
             return checkpointed
     return None

@@ -1,7 +1,8 @@
 """Does a recipe fit a card, with which micro-batch, and which smallest change would make it fit.
 
 A change is one field of the recipe. They are tried in the order of how little they alter the experiment: first those that
-change no result (micro-batch, chunk, offloading), then precision of the moments, then lengths, then adapters.
+change no result beyond rounding (micro-batch, chunk, engine, offloading), then precision of the moments and the weights, then
+lengths, then adapters.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,15 +10,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.planning.checkpointing import fewest_checkpointed_layers
 from core.planning.cost import disk_bytes
+from core.planning.engine import runs_on_vllm
 from core.planning.facts import PlanError, model_facts
-from core.planning.memory import GIB, PROCESS_BYTES, ROLLOUT_TOKENS, Memory, eval_memory, train_memory
+from core.planning.memory import (
+    ALLOCATOR_SLACK,
+    GIB,
+    PROCESS_BYTES,
+    ROLLOUT_TOKENS,
+    Memory,
+    adapter_extra,
+    decoded_bytes,
+    element_bytes,
+    eval_memory,
+    train_memory,
+)
 from core.recipes.analysis import AnalysisRecipe
 from core.recipes.catalogue import ModelFacts
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.train import Lora, TrainRecipe
 
 LARGEST_MICRO_BATCH = 16_384  # padded tokens; larger ones are not faster
+# Measured on an H200 (bench/results/trainer.md): a 1.5B model with every layer checkpointed takes 1.235 times as long as
+# with none, and a micro-batch of fewer padded tokens than this (core.rl.packing's own figure) no less time than one of them.
+RECOMPUTATION = 0.235
+LAUNCH_BOUND_TOKENS = 10_000
 HEADROOM = 0.9  # share of the budget that chosen batches may fill, since some components are estimates
 SMALLEST_CHUNK = 64
 SMALLEST_COMPLETION = 16
@@ -38,12 +56,15 @@ class Plan:
     ``peak_gib`` is what always exists plus the largest phase, so it is less than the sum of the components.
     ``smallest_change`` is one recipe field and its value, None when the recipe fits or no single change is enough.
     ``micro_batch_tokens`` and ``rollout_tokens`` are the padded tokens per micro-batch and per decoding batch that the
-    prediction holds for, so the trainer and its engine must use them; neither changes what a run computes.
+    prediction holds for, so the trainer and its engine must use them; so is ``checkpointed_layers``. None of them changes
+    what a run computes. ``allocated_gib`` is the part of the peak that the curve ``memory/peak_gib`` of a card will show.
+    ``host_gib`` is the host's memory that a run on a card takes, ``pinned_gib`` the page-locked part of it.
     """
 
     fits: bool
     components_gib: dict[str, float]
     peak_gib: float
+    allocated_gib: float
     budget_gib: float
     host_gib: float
     pinned_gib: float
@@ -84,25 +105,62 @@ def budget_bytes(recipe: TrainRecipe | EvalRecipe, card: Card) -> int:
 
 @dataclass(frozen=True)
 class Batches:
-    """Padded tokens per micro-batch and per decoding batch."""
+    """Padded tokens per micro-batch and per decoding batch, and the layers whose forward runs twice."""
 
     micro: int
     rollout: int
+    layers: int
 
 
 def train_batches(recipe: TrainRecipe, facts: ModelFacts, budget: int) -> Batches:
-    """The largest batches that leave headroom in ``budget``: each is sized with the other at its smallest.
+    """The fastest batches that leave headroom in ``budget``.
 
-    A micro-batch holds whole longest sequences; where the recipe sets its size, a longer sequence still has one of its own.
+    The decoding batch is as large as memory allows beside the smallest micro-batch. A micro-batch holds whole longest
+    sequences; where the recipe sets its size, a longer sequence still has one of its own.
     """
     longest = recipe.max_prompt_length + recipe.max_completion_length
     rollout = _rollout_tokens(longest, lambda tokens: train_memory(recipe, facts, longest, tokens).peak, budget)
     if recipe.micro_batch_tokens is not None:
-        return Batches(max(recipe.micro_batch_tokens, longest), rollout)
+        micro = max(recipe.micro_batch_tokens, longest)
+        layers = _fewest_layers(recipe, facts, micro, HEADROOM * budget)
+        layers = _fewest_layers(recipe, facts, micro, budget) if layers is None else layers
+        return Batches(micro, rollout, facts.layers if layers is None else layers)
     rows = max(1, min(LARGEST_MICRO_BATCH // longest, recipe.prompts_per_update * recipe.num_generations))
-    while rows > 1 and train_memory(recipe, facts, rows * longest, rollout).peak > HEADROOM * budget:
-        rows -= 1
-    return Batches(rows * longest, rollout)
+    fitting = [
+        (row * longest, layers)
+        for row in range(rows, 0, -1)
+        if (layers := _fewest_layers(recipe, facts, row * longest, HEADROOM * budget)) is not None
+    ]
+    if fitting:
+        micro, layers = min(fitting, key=lambda choice: relative_time(facts, *choice))
+        return Batches(micro, rollout, layers)
+    last = _fewest_layers(recipe, facts, longest, budget)
+    return Batches(longest, rollout, (facts.layers if recipe.device.kind == "cuda" else 0) if last is None else last)
+
+
+def relative_time(facts: ModelFacts, micro: int, layers: int) -> float:
+    """Time per token of a forward and backward, of which only ratios mean anything."""
+    return max(micro, LAUNCH_BOUND_TOKENS) / micro * (1 + RECOMPUTATION * layers / facts.layers)
+
+
+def _fewest_layers(recipe: TrainRecipe, facts: ModelFacts, micro: int, room: float) -> int | None:
+    """The fewest checkpointed layers with which the whole plan stays within ``room`` bytes; None when it cannot."""
+    whole = train_memory(recipe, facts, micro, recipe.max_prompt_length + recipe.max_completion_length)
+    if recipe.device.kind == "cpu":
+        return 0 if whole.peak <= room else None
+    always = sum(whole.static.values())
+    others = max(sum(phase.values()) for name, phase in whole.phases.items() if name != "backward")
+    if always + others > room:
+        return None
+    width = element_bytes(recipe.dtype)
+    return fewest_checkpointed_layers(
+        facts,
+        tokens=micro,
+        chunk=recipe.logit_chunk_tokens,
+        available=int((room - always) / (1 + ALLOCATOR_SLACK)) - decoded_bytes(recipe, facts),
+        width=width,
+        extra=adapter_extra(recipe, facts, width),
+    )
 
 
 def _rollout_tokens(longest: int, peak: Callable[[int], int], budget: int) -> int:
@@ -121,7 +179,7 @@ def eval_tokens(recipe: EvalRecipe, facts: ModelFacts, budget: int) -> int:
 
 def _train_at(recipe: TrainRecipe, facts: ModelFacts, budget: int) -> tuple[Memory, Batches]:
     batches = train_batches(recipe, facts, budget)
-    return train_memory(recipe, facts, batches.micro, batches.rollout), batches
+    return train_memory(recipe, facts, batches.micro, batches.rollout, batches.layers), batches
 
 
 def _eval_at(recipe: EvalRecipe, facts: ModelFacts, budget: int) -> tuple[Memory, int]:
@@ -139,7 +197,7 @@ def _plan_train(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Plan:
         change=None if fits else _smallest(_train_changes(recipe, card, facts)),
         disk=disk_bytes(recipe, facts),
         batches=(batches.micro, batches.rollout),
-        layers=facts.layers if recipe.device.kind == "cuda" else 0,
+        layers=batches.layers,
     )
 
 
@@ -176,6 +234,7 @@ def _result(
         fits=memory.peak <= budget,
         components_gib={name: _gib(size) for name, size in components.items() if size},
         peak_gib=_gib(memory.peak),
+        allocated_gib=_gib(memory.allocated),
         budget_gib=_gib(budget),
         host_gib=_gib(memory.host),
         pinned_gib=_gib(memory.pinned),
@@ -215,6 +274,8 @@ def _train_changes(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Iterat
     while chunk >= SMALLEST_CHUNK:
         yield tried(f"logit_chunk_tokens {chunk}", logit_chunk_tokens=chunk)
         chunk //= 2
+    if runs_on_vllm(recipe):
+        yield tried("engine transformers", engine="transformers")
     if recipe.device.kind == "cuda" and recipe.lora is None and recipe.optimizer.name.startswith("adamw"):
         for name in ("adamw_offload", "adamw_8bit"):
             if name != recipe.optimizer.name:
@@ -227,6 +288,8 @@ def _train_changes(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Iterat
         plain = recipe.optimizer.model_copy(update={"name": "adamw"})
         yield tried('lora {"r": 16}', lora=Lora(r=16), optimizer=plain)
         yield tried('lora {"r": 16, "quantize": "nf4"}', lora=Lora(r=16, quantize="nf4"), optimizer=plain)
+    elif recipe.lora.quantize == "none":
+        yield tried("lora.quantize nf4", lora=recipe.lora.model_copy(update={"quantize": "nf4"}))
 
 
 def _eval_changes(recipe: EvalRecipe, card: Card, facts: ModelFacts) -> Iterator[Change]:

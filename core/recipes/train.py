@@ -28,7 +28,7 @@ from core.recipes.base import (
     expand,
     false_is_null,
 )
-from core.recipes.errors import refuse
+from core.recipes.errors import allowed, did_you_mean, refuse
 from core.recipes.model_refs import ModelRef
 from core.recipes.regrounding import Regrounding
 from core.recipes.rewards import Rewards, default_rewards
@@ -136,14 +136,36 @@ def look_steps(max_steps: int, every: int) -> list[int]:
     return steps if steps and steps[-1] == max_steps else [*steps, max_steps]
 
 
+LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def _lora_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
+    if targets == ("all-linear",):
+        return targets
+    for target in targets:
+        if target not in LORA_TARGETS:
+            raise refuse(
+                f"{target!r} is not a linear map of a layer",
+                f"{did_you_mean(target, LORA_TARGETS)}allowed: {allowed(LORA_TARGETS)}, or all-linear alone",
+            )
+    if len(set(targets)) < len(targets):
+        raise refuse("a target is written twice", "name each map once")
+    return targets
+
+
 class Lora(Block):
-    """Low-rank adapters instead of all parameters."""
+    """Low-rank adapters instead of all parameters, on all linear maps of the layers or on those named.
+
+    ``quantize`` nf4 stores the maps that are not trained in four bits (QLoRA).
+    """
 
     r: Annotated[int, Field(ge=1, le=4096)]
     alpha: Annotated[float, Field(gt=0, le=65_536)] = 32.0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     targets: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(strict=False, min_length=1)
+        tuple[Annotated[str, Field(min_length=1, max_length=64)], ...],
+        Field(strict=False, min_length=1),
+        AfterValidator(_lora_targets),
     ] = ("all-linear",)
     quantize: Literal["none", "nf4"] = "none"
 
@@ -193,7 +215,7 @@ class TrainRecipe(Block):
     num_generations: Annotated[int, Field(ge=1, le=4096)]
     prompts_per_update: Count = Field(default_factory=lambda data: data.get("prompts_per_step", 1))
     micro_batch_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    logit_chunk_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 512
+    logit_chunk_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
 
     max_prompt_length: Length = 1024
     max_completion_length: Length

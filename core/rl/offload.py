@@ -45,7 +45,7 @@ class OffloadedAdamW(AdamW):
         if self._device.type != "cuda":
             return super()._new_state()
         sizes = {name: parameter.numel() for name, parameter in self.parameters.items()}
-        arena = _pinned(3 * sum(sizes.values()), self)
+        arena = pinned(3 * sum(sizes.values()), self)
         kinds: list[dict[str, Tensor]] = [{}, {}, {}]
         start = 0
         for name, parameter in self.parameters.items():
@@ -132,12 +132,15 @@ class OffloadedAdamW(AdamW):
             weight.copy_(master)
 
 
-def _pinned(elements: int, owner: object) -> Tensor:
-    """A zeroed fp32 host tensor, page-locked as long as ``owner`` lives.
+def pinned(elements: int, owner: object, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A zeroed host tensor, page-locked as long as ``owner`` lives.
 
     Registered, not allocated by torch's cache, which rounds each block up to a power of two: 18.5 GB would take 32.
+
+    Raises:
+        MemoryError: when the system does not lock that much, with what to do.
     """
-    arena = torch.zeros(elements, dtype=torch.float32)
+    arena = torch.zeros(elements, dtype=dtype)
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     problem = runtime.cudaHostRegister(arena.data_ptr(), arena.nbytes, 0)
     if int(problem) != 0:

@@ -3,6 +3,7 @@
 transformers' eager layers launch about forty kernels forward and keep a hundred bytes per token and hidden unit. The layers
 of Llama, Qwen2 and Qwen3 are the same few operations, so one function can stand in for all three. It stands in where no
 cache and no mask is used: training and scoring. Generation keeps the library's own forward, whose weights are the same.
+Linear maps with adapters, or stored in four bits, are called as they are.
 
 Other families and anything unusual in a known one (dropout, biases in the MLP, another activation) are left as they are.
 """
@@ -28,9 +29,9 @@ def make_lean(body: nn.Module) -> int:
 def _known(module: Any) -> bool:
     if type(module).__name__ not in _FAMILIES:
         return False
-    linear = [module.mlp.gate_proj, module.mlp.up_proj, module.mlp.down_proj]
+    maps = [module.mlp.gate_proj, module.mlp.up_proj, module.mlp.down_proj]
     return (
-        all(type(part) is nn.Linear and part.bias is None for part in linear)
+        all(getattr(part, "base_layer", part).bias is None for part in maps)
         and module.mlp.config.hidden_act == "silu"
         and not module.self_attn.attention_dropout
     )
@@ -64,7 +65,10 @@ class _Lean:
         normed = blocks.rms_norm(hidden_states, first.weight, first.variance_epsilon)
         attended = _attention(layer.self_attn, normed, *position_embeddings)
         residual, normed = blocks.add_rms_norm(hidden_states, attended, second.weight, second.variance_epsilon)
-        return residual + blocks.gated_down(mlp.gate_proj(normed), mlp.up_proj(normed), mlp.down_proj.weight)
+        gate, up = mlp.gate_proj(normed), mlp.up_proj(normed)
+        if type(mlp.down_proj) is nn.Linear:
+            return residual + blocks.gated_down(gate, up, mlp.down_proj.weight)
+        return residual + mlp.down_proj(functional.silu(gate) * up)
 
 
 def _attention(attention: Any, normed_BSH: Tensor, cos_BSd: Tensor, sin_BSd: Tensor) -> Tensor:

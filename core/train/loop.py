@@ -6,7 +6,7 @@ checkpoint and replays: streams are named by step, so the same samples, updates 
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -27,14 +27,16 @@ from core.store import evaluations, events, metrics, queue, runs
 from core.store.models import Checkpoint
 from core.tasks.pool import VerifierPool
 from core.tasks.rewards import RewardSpec
-from core.train import checkpoints, prespecify
+from core.train import adapters, checkpoints, prespecify
 from core.train.looks import LookKeeper
+from core.train.pass_rate import Asker, filtered
 from core.train.policy import Policy, load_policy
 from core.train.prepare import Prepared, prepare
 from core.train.regrounding import CYCLE_START, regrounder_of
 from core.train.rewarding import rewards_of
 from core.train.step import StepRunner
 from core.train.stopping import StopConditions
+from core.train.validation import Interrupted
 from core.train.versions import weights_version
 
 
@@ -49,7 +51,10 @@ def run_training(context: RunContext, pool: VerifierPool | None = None) -> Outco
         rewards_of(recipe, context.settings.rewards_dir) as rewards,
         out_of_memory_explained(context, recipe),
     ):
-        training = _Training(context, recipe, grading, rewards)
+        try:
+            training = _Training(context, recipe, grading, rewards)
+        except Interrupted:
+            return _requested(context) or Outcome("interrupted", "asked to end while pass rates were measured")
         with contextlib.closing(training):
             return training.run()
 
@@ -58,6 +63,18 @@ def _deterministic(device: Mapping[str, Any]) -> None:
     """On the CPU an interrupted run equals an undisturbed one bit for bit; on a card some kernels sum in any order."""
     if device["kind"] == "cpu":
         torch.use_deterministic_algorithms(True)
+
+
+def _requested(context: RunContext) -> Outcome | None:
+    match context.control.requested:
+        case "cancel":
+            return Outcome("cancelled", "cancelled by request")
+        case "pause":
+            return Outcome("paused", "paused by request")
+        case "drain":
+            return Outcome("interrupted", "the worker is shutting down")
+        case None:
+            return None
 
 
 @dataclass
@@ -90,12 +107,15 @@ class _Training:
         device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
         self._start = self._find(recipe.model)
         plan = plan_training(context, recipe, self._start)
-        self._policy = self._load(self._start, device)
+        self._policy = self._load(self._start, device, plan.batches.layers)
         self._prepared: Prepared = prepare(recipe, context.settings, self._policy.tokenizer, pool)
         look_length = (recipe.looks.max_completion_length if recipe.looks else None) or recipe.max_completion_length
-        self._engine = open_for_training(plan, self._policy.model, self._policy.tokenizer, self._start)
+        self._engine = open_for_training(
+            plan, self._policy.model, self._policy.tokenizer, self._start, weights=self._policy.rollout_weights
+        )
         self._event("engine_opened", self._engine.settings())
         decode = text_decoder(self._policy.tokenizer)
+        self._prepared = self._learnable(decode, pool)
         frozen = prespecify.load_or_freeze(
             context, recipe, self._prepared.suites, train=self._prepared.train, heldout=self._prepared.heldout
         )
@@ -141,6 +161,24 @@ class _Training:
         self._progress = _Progress()
         self._saved_step: int | None = None
         self._hashed: tuple[int, str] | None = None
+
+    def _learnable(self, decode: Callable[[Sequence[int]], str], pool: VerifierPool) -> Prepared:
+        """The data behind the pass-rate filter. The engine still holds the start weights here, in every attempt."""
+        recipe, policy = self._recipe, self._policy
+        if recipe.data.pass_rate is None:
+            return self._prepared
+        params = SamplingParams(
+            temperature=recipe.temperature,
+            max_tokens=recipe.max_completion_length,
+            stop_token_ids=stop_token_ids(policy.model, policy.tokenizer),
+            stop=tuple(recipe.prompt.stop),
+        )
+        asker = Asker(self._engine, params, decode, pool, policy.weights_sha256())
+        try:
+            return filtered(self._context, recipe, self._prepared, asker)
+        except BaseException:
+            self.close()
+            raise
 
     def run(self) -> Outcome:
         self._resume()
@@ -236,15 +274,7 @@ class _Training:
         return Outcome("succeeded", reason) if reason else None
 
     def _requested(self) -> Outcome | None:
-        match self._context.control.requested:
-            case "cancel":
-                return Outcome("cancelled", "cancelled by request")
-            case "pause":
-                return Outcome("paused", "paused by request")
-            case "drain":
-                return Outcome("interrupted", "the worker is shutting down")
-            case None:
-                return None
+        return _requested(self._context)
 
     def _nonfinite_end(self) -> Outcome:
         message = (
@@ -417,9 +447,12 @@ class _Training:
         for row in doomed:
             checkpoints.drop_optimizer(home / row.path)
 
-    def _load(self, folder: Path, device: torch.device) -> Policy:
+    def _load(self, start: Path, device: torch.device, layers: int) -> Policy:
+        """Load the model of ``start``; for a fork with adapters the one that these belong to, since they come back later."""
+        base = adapters.base_reference(start) if self._recipe.lora and self._run.parent_step else None
+        folder = start if base is None else self._find(base)
         try:
-            return load_policy(folder, self._recipe, device)
+            return load_policy(folder, self._recipe, device, checkpointed_layers=layers, base=base)
         except ModelError as problem:
             raise UserError("unusable_model", str(problem)) from problem
 

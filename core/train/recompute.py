@@ -11,8 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
-def checkpoint_layers(body: nn.Module, count: int | None = None) -> None:
+def checkpoint_layers(body: nn.Module, count: int | None = None, *, random: bool = False) -> None:
     """Recompute the first ``count`` layers (None: all) in every later backward of ``body`` in training mode.
+
+    ``random`` says that layers draw random numbers (adapters with dropout), so that the second run has to draw the same.
 
     Raises:
         ValueError: when the body has no layers that can be checkpointed, or fewer than ``count``.
@@ -26,9 +28,13 @@ def checkpoint_layers(body: nn.Module, count: int | None = None) -> None:
     for place, layer in enumerate(layers):
         layer.gradient_checkpointing = place < count
         # The name that transformers' own enabling sets; the layer calls it with its forward and its inputs.
-        layer._gradient_checkpointing_func = _checkpoint  # type: ignore[assignment]
+        layer._gradient_checkpointing_func = _checkpoint_random if random else _checkpoint  # type: ignore[assignment]
 
 
 def _checkpoint(function: Any, *args: Any) -> Any:
-    # Nothing in a body that is trained here draws random numbers, so there is no state to save and set back.
+    # A body without dropout draws no random numbers, so there is no state to save and set back.
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+
+
+def _checkpoint_random(function: Any, *args: Any) -> Any:
+    return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=True)

@@ -30,6 +30,7 @@ class Rollout(Body):
     n_tokens: int | None
     finish_reason: str | None
     zero_variance: bool | None
+    used: bool
     weights_version: int | None
     superseded: bool
 

@@ -31,6 +31,7 @@ def document(row: Rollout) -> dict[str, Any]:
         "n_tokens": row.n_tokens,
         "finish_reason": row.finish_reason,
         "zero_variance": row.zero_variance,
+        "used": row.used,
         "weights_version": row.weights_version,
         "superseded": row.superseded,
     }
@@ -67,6 +68,7 @@ def write_parquet(rows: list[dict[str, Any]], file: BinaryIO) -> None:
             "n_tokens": integer,
             "finish_reason": text,
             "zero_variance": flag,
+            "used": flag,
             "weights_version": integer,
             "superseded": flag,
         }

@@ -6,7 +6,7 @@ id. Rows of an attempt that a resume went back behind are marked `superseded` an
 
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, MetaData, SmallInteger, String, Text, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, MetaData, SmallInteger, String, Text, UniqueConstraint, true
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from core.store.states import AttemptState, RunState
@@ -362,6 +362,7 @@ class Rollout(Base):
     n_tokens: Mapped[int]
     finish_reason: Mapped[str] = mapped_column(String(16))
     zero_variance: Mapped[bool] = mapped_column(default=False)
+    used: Mapped[bool] = mapped_column(default=True, server_default=true())
     weights_version: Mapped[int | None]
     superseded: Mapped[bool] = _superseded()
 

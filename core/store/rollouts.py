@@ -21,6 +21,7 @@ _BLANK: dict[str, Any] = {
     "advantage": None,
     "logp_mean": None,
     "zero_variance": False,
+    "used": True,
     "weights_version": None,
 }
 _NUMBERS = ("reward", "advantage", "logp_mean")

@@ -63,15 +63,17 @@ def check_terms(terms: Iterable[str], items: Iterable[Item]) -> None:
                 raise ItemError(f"rewards: the term {name!r} has no value for item {item.id}; allowed: {allowed}")
 
 
-def grade_samples(spec: RewardSpec, pool: VerifierPool, answers: Sequence[Answer], *, step: int) -> list[Reward]:
-    """Grade one step's completions in the pool and reward them, in order.
+def grade_samples(
+    spec: RewardSpec, pool: VerifierPool, answers: Sequence[Answer], *, step: int, first: int = 0
+) -> list[Reward]:
+    """Grade completions of one step in the pool and reward them, in order; ``first`` is the first one's place in the step.
 
     The random term of a sample is drawn from the stream ("reward", "random", step, place in the step), and an own function's
     random numbers are seeded by ("reward", term, step, place).
     """
     verdicts = pool.grade([Job(answer.item, answer.text) for answer in answers])
-    coins = uniforms(spec.seed, "reward", "random", step, n=len(answers))
-    own = _own_values(spec, answers, step)
+    coins = uniforms(spec.seed, "reward", "random", step, n=first + len(answers))[first:]
+    own = _own_values(spec, answers, step, first)
     return [
         reward(spec, verdict, answer, coin, {term: values[place] for term, values in own.items()})
         for place, (verdict, answer, coin) in enumerate(zip(verdicts, answers, coins, strict=True))
@@ -88,7 +90,7 @@ def failed_terms(rewards: Iterable[Reward]) -> dict[str, tuple[int, str]]:
     return found
 
 
-def _own_values(spec: RewardSpec, answers: Sequence[Answer], step: int) -> dict[str, list[Scored]]:
+def _own_values(spec: RewardSpec, answers: Sequence[Answer], step: int, first: int) -> dict[str, list[Scored]]:
     if not spec.functions:
         return {}
     if spec.runner is None:
@@ -98,7 +100,7 @@ def _own_values(spec: RewardSpec, answers: Sequence[Answer], step: int) -> dict[
         arguments = spec.terms[term].arguments or {}
         calls = [
             Call(function, answer, arguments, stream_seed(spec.seed, "reward", term, step, place))
-            for place, answer in enumerate(answers)
+            for place, answer in enumerate(answers, start=first)
         ]
         found[term] = spec.runner.score(calls)
     return found

@@ -1,10 +1,11 @@
 """Endpoints of analyses and their figures."""
 
+from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from fastapi import APIRouter, Depends
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from api.auth import Reader
 from api.deps import After, FileName, FullId, Limit, Parts, RunId, known_query_only
@@ -14,6 +15,7 @@ from api.schemas.common import Listing
 from api.schemas.records import Analysis, AnalysisSummary
 from api.services import analyses as service
 from api.services.files import open_below
+from api.services.rollouts import PARQUET
 from core.store import analyses, runs
 
 router = APIRouter(tags=["analyses"], dependencies=[Depends(known_query_only)])
@@ -67,3 +69,28 @@ def get_figure(*, _caller: Reader, parts: Parts, analysis_id: FullId, name: File
     # An SVG can hold scripts; shown as a page of its own it must be able to run none.
     headers = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
     return Response(content, media_type=kind, headers=headers)
+
+
+@router.get(
+    "/analyses/{id}/tables/{name}",
+    operation_id="get_table",
+    response_class=Response,
+    responses=documented(404, 410, answers={200: {"description": "Parquet", "content": {PARQUET: {}}}}),
+)
+def get_table(*, _caller: Reader, parts: Parts, analysis_id: FullId, name: FileName) -> StreamingResponse:
+    """One table of rows that are too many for the result, by a name from its ``tables``."""
+    with parts.db.read() as session:
+        row = analyses.get(session, analysis_id)
+    if name not in row.result.get("tables", ()):
+        raise NotFound(
+            "this analysis has no such table", param="name", hint=f"the result of GET /analyses/{row.id} lists its tables"
+        )
+    file = open_below(parts.settings.home, f"analyses/{row.id}/{name}")
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(_blocks(file), media_type=PARQUET, headers=headers)
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while block := file.read(1 << 20):
+            yield block

@@ -16,6 +16,7 @@ from core.planning.cost import eval_samples
 from core.recipes import AnalysisRecipe, EvalRecipe, RecipeError, TrainRecipe
 from core.recipes.catalogue import ModelFacts
 from core.recipes.model_refs import is_run_ref
+from core.recipes.trajectories import locate
 from core.recipes.sources import suite_items
 from core.settings import Settings
 from core.store import queue, runs
@@ -106,7 +107,7 @@ def _facts(session: Session, recipe: AnyRecipe, settings: Settings) -> ModelFact
 
     A deleted run on that way is no obstacle: its tombstone keeps the recipe, and no weight is read.
     """
-    model = recipe.run if isinstance(recipe, AnalysisRecipe) else recipe.model
+    model = _first_model(recipe, settings) if isinstance(recipe, AnalysisRecipe) else recipe.model
     while is_run_ref(model):
         stored = runs.get(session, model.removeprefix("run:").partition("/")[0], deleted=True).recipe
         if "model" not in stored:
@@ -116,6 +117,13 @@ def _facts(session: Session, recipe: AnyRecipe, settings: Settings) -> ModelFact
         return model_facts(model, settings.models_dir)
     except PlanError as exc:
         raise RecipeError("model", str(exc), "GET /capabilities lists the models that can be planned") from None
+
+
+def _first_model(recipe: AnalysisRecipe, settings: Settings) -> str:
+    """What an analysis is about: a run, or the first of the checkpoints that it names."""
+    if recipe.checkpoints is None:
+        return recipe.run or ""
+    return locate(recipe.checkpoints, settings.models_dir)[0].name
 
 
 def _cost(recipe: AnyRecipe, facts: ModelFacts) -> dict[str, Any]:

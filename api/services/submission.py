@@ -26,6 +26,7 @@ from core.recipes import (
     resolved,
 )
 from core.recipes.jsontext import read_object
+from core.recipes.trajectories import locate
 from core.settings import Settings
 from core.store import checkpoints, runs
 from core.store.errors import Ambiguous, NotFound
@@ -116,6 +117,11 @@ def _with_full_ids(session: Session, submitted: dict[str, Any]) -> dict[str, Any
     for name in ("model", "run"):
         if isinstance(changed.get(name), str):
             changed[name] = _full_ref(session, changed[name], name, problems)
+    line = changed.get("extrapolation")
+    if isinstance(line, dict):
+        for name in ("a", "b"):
+            if isinstance(line.get(name), str):
+                line[name] = _full_ref(session, line[name], f"extrapolation.{name}", problems)
     if isinstance(changed.get("against"), list):
         changed["against"] = [
             _full_ref(session, ref, f"against.{index}", problems) for index, ref in enumerate(changed["against"])
@@ -146,16 +152,21 @@ def _settled(session: Session, recipe: dict[str, Any]) -> dict[str, Any]:
     A name stays as it is where that step is named already, as when the best checkpoint is compared with the last and is the
     last: a recipe names no model twice, and its first attempt pins both.
     """
-    names = [name for name in (recipe.get("model"), *recipe.get("against", ())) if isinstance(name, str)]
+    line = recipe.get("extrapolation") or {}
+    wanted = (recipe.get("model"), line.get("a"), line.get("b"), *recipe.get("against", ()))
+    names = list(dict.fromkeys(name for name in wanted if isinstance(name, str)))
     steps: dict[str, str] = {}
     for name in names:
         step = _step_of(session, name)
         steps[name] = name if step in {*names, *steps.values()} else step
-    return recipe | {
+    settled = recipe | {
         field: steps[recipe[field]] if field == "model" else [steps[name] for name in recipe[field]]
         for field in ("model", "against")
         if field in recipe
     }
+    if line:
+        settled["extrapolation"] = line | {side: steps[line[side]] for side in ("a", "b")}
+    return settled
 
 
 def _step_of(session: Session, ref: str) -> str:

@@ -79,7 +79,9 @@ def _references(session: Session, user: Run) -> Iterator[str]:
     """What a run's recipe names; ``base`` is what the evaluated run started from."""
     model = user.model or ""
     yield model
-    yield user.recipe.get("run", "")
+    yield user.recipe.get("run") or ""
+    line = user.recipe.get("extrapolation") or {}
+    yield from (line[side] for side in ("a", "b") if side in line)
     for ref in user.recipe.get("against", ()):
         if ref == "base" and is_run_ref(model):
             yield runs.get(session, model.removeprefix("run:").partition("/")[0], deleted=True).model or ""

@@ -1,10 +1,11 @@
-"""The figures of a weight-linearity result: Plotly JSON for the page, PNG and SVG for paper, all from the stored numbers alone.
+"""The figures of an analysis' result: Plotly JSON for the page, PNG and SVG for paper, all from the stored numbers alone.
 
 Whoever has the result document can draw the same figures again; no checkpoint is read here.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from plotly.utils import PlotlyJSONEncoder
+
+from core.dynamics import output_figures
 
 _WEIGHTS = "#3b6fb6"
 _NULLS = {"plain": "#888888", "driven": "#c8553d"}
@@ -40,29 +43,38 @@ Drawing = Callable[[Figure], None]
 
 
 def _figures(result: Result) -> Iterator[tuple[str, dict[str, Any], Drawing, tuple[float, float]]]:
-    rows = len(result["heat_map"]["modules"])
-    columns = len(result["heat_map"]["columns"])
-    yield "r2-histogram", _plotly_histogram(result), lambda figure: _draw_histogram(result, figure.subplots()), (7, 4)
-    yield (
-        "layer-heat-map",
-        _plotly_heat_map(result),
-        lambda figure: _draw_heat_map(result, figure),
-        (min(30.0, 4 + 0.35 * columns), min(30.0, 1.8 + 0.35 * rows)),
-    )
-    if result["examples"]:
+    """Yield what the numbers of ``result`` allow to draw; every analysis has some of these parts."""
+    if "histogram" in result:
+        yield (
+            "r2-histogram",
+            _plotly_histogram(result),
+            lambda figure: _draw_histogram(result, figure.subplots()),
+            (7, 4),
+        )
+    if "heat_map" in result:
+        rows, columns = len(result["heat_map"]["modules"]), len(result["heat_map"]["columns"])
+        yield (
+            "layer-heat-map",
+            _plotly_heat_map(result),
+            lambda figure: _draw_heat_map(result, figure),
+            (min(30.0, 4 + 0.35 * columns), min(30.0, 1.8 + 0.35 * rows)),
+        )
+    if result.get("examples"):
         yield "trajectories", _plotly_examples(result), lambda figure: _draw_examples(result, figure.subplots()), (7, 4)
+    for name, figure in output_figures.figures(result):
+        yield name, _plotly(output_figures.plotly(figure)), partial(output_figures.draw, figure), (7, 4)
 
 
 def _title(result: Result) -> str:
     share, excess = result["r2"]["share_above"], result["excess"]["share_above"]
     if share is None or excess is None:
-        return "R2 of weight trajectories"
-    return f"{100 * excess:+.1f} points over chance; {100 * share:.1f} % of weights above R2 {result['threshold']:g}"
+        return f"R2 of the trajectories of {result['noun']}"
+    return f"{100 * excess:+.1f} points over chance; {100 * share:.1f} % of {result['noun']} above R2 {result['threshold']:g}"
 
 
 def _densities(result: Result) -> Iterator[tuple[str, str, list[float], list[float]]]:
     """Yield (name, colour, bin centres, share of weights per bin) of the weights and of each null."""
-    series = [("weights", _WEIGHTS, result["histogram"])]
+    series = [(result["noun"], _WEIGHTS, result["histogram"])]
     series += [(_NULL_NAMES[name], _NULLS[name], null["histogram"]) for name, null in result["nulls"].items()]
     for name, colour, counts in series:
         total = sum(counts) or 1
@@ -80,15 +92,15 @@ def _plotly(figure: go.Figure) -> dict[str, Any]:
 def _plotly_histogram(result: Result) -> dict[str, Any]:
     figure = go.Figure()
     for name, colour, centres, shares in _densities(result):
-        if name == "weights":
+        if name == result["noun"]:
             figure.add_bar(name=name, x=centres, y=shares, marker={"color": colour})
         else:
             figure.add_scatter(name=name, x=centres, y=shares, mode="lines", line={"color": colour, "shape": "hvh"})
     figure.add_vline(x=result["threshold"], line={"dash": "dot", "color": "#444444"})
     figure.update_layout(
         title=_title(result),
-        xaxis={"title": "R2 of the weight's trajectory", "range": [0, 1]},
-        yaxis={"title": "share of changed weights"},
+        xaxis={"title": "R2 of the trajectory", "range": [0, 1]},
+        yaxis={"title": f"share of changed {result['noun']}"},
         bargap=0,
     )
     return _plotly(figure)
@@ -132,13 +144,16 @@ def _scaled(example: Mapping[str, Any]) -> list[float]:
 
 def _draw_histogram(result: Result, axes: Axes) -> None:
     for name, colour, centres, shares in _densities(result):
-        if name == "weights":
+        if name == result["noun"]:
             axes.bar(centres, shares, width=1 / len(centres), color=colour, label=name)
         else:
             axes.step(centres, shares, where="mid", color=colour, label=name)
     axes.axvline(result["threshold"], linestyle=":", color="#444444")
     axes.set(
-        xlabel="R2 of the weight's trajectory", ylabel="share of changed weights", xlim=(0, 1), title=_title(result)
+        xlabel="R2 of the trajectory",
+        ylabel=f"share of changed {result['noun']}",
+        xlim=(0, 1),
+        title=_title(result),
     )
     axes.legend()
 

@@ -10,15 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from core.dynamics import gram, nulls, statement
+from core.dynamics.chance import FIGURE_BINS, chance, run_level
 from core.dynamics.collect import OnTensor, Sums, Witnesses, collect
 from core.dynamics.modules import Place
 from core.dynamics.regression import BINS, R2Histogram, fit_lines
 from core.dynamics.trajectory import Trajectory
 
-FIGURE_BINS = 50
 _EXAMPLES = 16
-_MOST_TENSORS = 1000
-_MOST_GRAM_POINTS = 64
 
 
 def weight_linearity(
@@ -50,14 +48,14 @@ def weight_linearity(
         "threshold": threshold,
         "r2": {**sums.overall.summary(), "quantile_resolution": 1 / BINS},
         "histogram": sums.overall.coarse(FIGURE_BINS),
-        **_chance(trajectory, sums, path, seed=seed, drive=drive),
-        "run_level": _run_level(path, sums, seed),
+        **chance(sums.overall, path, seed=seed, drive=drive, rounding=_rounding(trajectory, sums.witnesses)),
+        "run_level": run_level(path, drifting=sums.drifting, kept=sums.overall.kept, seed=seed),
         "heat_map": _heat_map(sums.cells),
         "relative_change": sums.relative.document(),
-        "tensors": sums.tensors[:_MOST_TENSORS],
-        "tensors_left_out": max(0, len(sums.tensors) - _MOST_TENSORS),
+        "tensors": sums.tensors,
         "examples": _examples(trajectory, sums.witnesses),
         "unit_of_claim": "run",
+        "noun": "weights",
     }
     return {"statement": statement.of(result), **result}
 
@@ -91,65 +89,6 @@ def _rounding(trajectory: Trajectory, witnesses: Witnesses) -> nulls.Rounding | 
     paths_KN = np.stack([witnesses.paths[at] for at in changed], axis=1)
     initial_M = np.array([witnesses.initial[at] for at in changed])
     return nulls.Rounding(known, initial_M, nulls.moving_share(paths_KN))
-
-
-def _chance(
-    trajectory: Trajectory, sums: Sums, path: gram.PathGram, *, seed: int, drive: nulls.Drive | None
-) -> dict[str, Any]:
-    """Compare with the nulls: the excess over the headline's null, the nulls themselves, and the band of one run."""
-    rounding = _rounding(trajectory, sums.witnesses)
-    threshold, steps = sums.overall.threshold, trajectory.steps
-    names: tuple[Literal["plain", "driven"], ...] = ("plain",) if drive is None else ("plain", "driven")
-    documents: dict[str, Any] = {}
-    for name in names:
-        walks_KN = nulls.walks_of(name, steps, drive, seed)
-        view = nulls.view_of(walks_KN, rounding, seed)
-        histogram = nulls.null_histogram(walks_KN, steps, threshold=threshold, view=view)
-        documents[name] = nulls.null_document(histogram, bins=FIGURE_BINS)
-    headline = documents[names[-1]]
-    directions, observed = gram.independent_directions(path), sums.overall.share_above
-    band = None
-    if directions is not None and observed is not None:
-        # The walks and the view of the last null named are the headline's.
-        band = nulls.chance_band(
-            walks_KN, steps, directions=directions, observed=observed, threshold=threshold, view=view, seed=seed
-        )
-    excess = {
-        "over": names[-1],
-        "share_above": _minus(observed, headline["share_above"]),
-        "mean": _minus(sums.overall.mean, headline["mean"]),
-        "median": _minus(sums.overall.quantile(0.5), headline["median"]),
-    }
-    return {
-        "excess": excess,
-        "chance_band": band,
-        "nulls": documents,
-        "null_rounded_as": rounding.dtype if rounding else None,
-        "driven_by": None
-        if drive is None
-        else {"optimizer": drive.optimizer, "beta1": drive.beta1, "beta2": drive.beta2,
-              "updates_per_step": drive.updates_per_step},
-    }  # fmt: skip
-
-
-def _minus(observed: float | None, expected: float | None) -> float | None:
-    return None if observed is None or expected is None else observed - expected
-
-
-def _run_level(path: gram.PathGram, sums: Sums, seed: int) -> dict[str, Any]:
-    directions = gram.independent_directions(path)
-    small = len(path.steps) <= _MOST_GRAM_POINTS
-    return {
-        "effective_rank": gram.effective_rank(path.increments),
-        "increments": len(path.steps) - 1,
-        "independent_directions": None if directions is None or not np.isfinite(directions) else directions,
-        "sign_flip": gram.sign_flip(path, seed),
-        "lag_1": gram.lag_one(path),
-        "drift_t": gram.drift_t(path),
-        "drifting_share": sums.drifting / sums.overall.kept if sums.overall.kept else None,
-        "drifting_share_of_a_walk": 0.05,
-        "increments_gram": path.increments.tolist() if small else None,
-    }
 
 
 def _heat_map(cells: dict[Place, R2Histogram]) -> dict[str, Any]:

@@ -22,9 +22,9 @@ def verdict(result: dict[str, Any]) -> str:
 
 def of(result: dict[str, Any]) -> str:
     """Say what ``result`` shows."""
-    share = result["r2"]["share_above"]
+    share, noun = result["r2"]["share_above"], result["noun"]
     if share is None:
-        return "No weight changed between the checkpoints, so there is no trajectory to measure."
+        return f"No {noun.removesuffix('s')} changed between the checkpoints, so there is no trajectory to measure."
     excess, null, threshold = result["excess"], result["nulls"][result["excess"]["over"]], result["threshold"]
     expected = null["share_above"]
     walk = "a random walk with the same steps"
@@ -34,11 +34,11 @@ def of(result: dict[str, Any]) -> str:
         walk += f" and rounded to {result['null_rounded_as']} as the folders are"
     parts = [
         f"Excess over chance: {_points(excess['share_above'])}.",
-        f"The share of weights with R2 above {threshold:g} is {_percent(share)}; {walk} gives {_percent(expected)}."
+        f"The share of {noun} with R2 above {threshold:g} is {_percent(share)}; {walk} gives {_percent(expected)}."
         if expected is not None
-        else f"The share of weights with R2 above {threshold:g} is {_percent(share)}; {walk} does not move at all.",
+        else f"The share of {noun} with R2 above {threshold:g} is {_percent(share)}; {walk} does not move at all.",
         _band_sentence(result),
-        "One run is one observation, however many weights it has: claim nothing before other seeds agree.",
+        f"One run is one observation, however many {noun} it has: claim nothing before other seeds agree.",
     ]
     return " ".join(parts)
 

@@ -6,9 +6,9 @@ name of the file. What is measured on a trajectory is not decided here.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -29,16 +29,27 @@ _HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
+class Jumped:
+    """A folder holds W_s + beta (W_e - W_s), with W_s of ``from_step``; tensors for whose names ``spared`` is true hold W_e."""
+
+    from_step: int
+    beta: float
+    spared: Callable[[str], bool] = lambda name: False
+
+
+@dataclass(frozen=True)
 class Point:
     """A checkpoint folder and its training step.
 
     ``jump`` marks weights that replaced the previous point's at the same step without training, as re-grounding does; the
-    difference between the two is taken out of the path.
+    difference between the two is taken out of the path. ``jumped`` says that the folder holds the weights after a jump only:
+    those before it lie on the line from the checkpoint of another step, and :meth:`Trajectory.open` puts them in.
     """
 
     step: int
     folder: Path
     jump: bool = False
+    jumped: "Jumped | None" = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,7 @@ class Trajectory:
     @classmethod
     def open(cls, points: Sequence[Point]) -> "Trajectory":
         """Open and check the folders; raises :class:`TrajectoryError` naming the first thing that is wrong."""
+        points = _with_ends_of_cycles(points)
         _check_steps(points)
         with ExitStack() as stack:
             folders = [stack.enter_context(_Folder(point)) for point in points]
@@ -176,8 +188,15 @@ class Trajectory:
     def _chunk(self, tensor: Entry, first: int, values_PN: Floats) -> Chunk:
         for row, folder in enumerate(self._folders):
             folder.read_into(tensor.name, first, values_PN[row])
+            jumped = self.points[row].jumped
+            if jumped is not None and not jumped.spared(tensor.name):
+                values_PN[row] += (1 / jumped.beta - 1) * (values_PN[row] - values_PN[self._row_of(jumped.from_step)])
             folder.will_need(tensor.name, first + values_PN.shape[1], values_PN.shape[1])
         return Chunk(tensor, first, values_PN)
+
+    def _row_of(self, step: int) -> int:
+        """The row of the weights with which training went on after ``step``."""
+        return max(row for row, point in enumerate(self.points) if point.step == step)
 
     def _check_finite(self, chunk: Chunk) -> None:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -310,6 +329,24 @@ class _Folder:
             return ()
         embedded = {entry.shape for name, entry in entries.items() if name.endswith(_EMBEDDING)}
         return tuple(name for name, entry in entries.items() if name.endswith(_HEAD) and entry.shape in embedded)
+
+
+def _with_ends_of_cycles(points: Sequence[Point]) -> list[Point]:
+    """Put the weights before each jump in front of those after it."""
+    found: list[Point] = []
+    steps = {point.step for point in points}
+    for point in points:
+        if point.jumped is None:
+            found.append(point)
+            continue
+        if point.jumped.from_step not in steps or point.jumped.from_step >= point.step:
+            raise TrajectoryError(
+                "missing_checkpoint",
+                f"the weights of step {point.step} are those after a jump from step {point.jumped.from_step}, whose "
+                "checkpoint is not there, so the jump cannot be taken out of the path; keep all checkpoints (save.keep all)",
+            )
+        found += [point, replace(point, jump=True, jumped=None)]
+    return found
 
 
 def _check_steps(points: Sequence[Point]) -> None:

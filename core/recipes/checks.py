@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.recipes.algorithm import algorithm_problems
-from core.recipes.analysis import AnalysisRecipe
+from core.recipes.analysis import OF_RUNS, AnalysisRecipe
 from core.recipes.catalogue import MODELS, VERIFIERS
 from core.recipes.errors import Problem, allowed
 from core.recipes.evaluation import EvalRecipe
+from core.recipes.extrapolation import REFERENCE_LENGTH
 from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.model_refs import is_run_ref
 from core.recipes.regrounding import regrounding_problems
 from core.recipes.resolution import stop_pool
 from core.recipes.rewards import gated
 from core.recipes.sources import HOLDOUT, dataset_items, option_faults, splits, suite_items, verifier
+from core.recipes.supervised import supervised_problems
 from core.recipes.train import DamageStop, Looks, TrainRecipe
+from core.recipes.weights import weights_problems
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ def findings(recipe: TrainRecipe | EvalRecipe | AnalysisRecipe) -> list[Finding]
                 *_ends(recipe),
             ]
         case EvalRecipe():
-            return [*_suites(recipe), *_against(recipe)]
+            return [*_model(recipe), *_extrapolation(recipe), *_suites(recipe), *_against(recipe)]
         case AnalysisRecipe():
-            return list(_compute(recipe))
+            return [*_trajectory(recipe), *_compute(recipe)]
 
 
 def _finding(param: str, message: str, hint: str, *needs: str) -> Finding:
@@ -92,6 +95,8 @@ def _batch(recipe: TrainRecipe) -> Iterator[Finding]:
 def _algorithm(recipe: TrainRecipe) -> Iterator[Finding]:
     for problem in algorithm_problems(recipe.algorithm):
         yield Finding(problem, (problem.param, "algorithm.name", "algorithm.aggregation"))
+    for problem in supervised_problems(recipe):
+        yield Finding(problem, (problem.param, "algorithm.name"))
 
 
 def _lengths(recipe: TrainRecipe) -> Iterator[Finding]:
@@ -119,17 +124,19 @@ def _data(recipe: TrainRecipe) -> Iterator[Finding]:
         )
     items = dataset_items(data.dataset, data.split, data.options)
     aside = data.holdout + ((recipe.regrounding.validation or 0) if recipe.regrounding else 0)
-    if items is not None and items - aside < recipe.prompts_per_step:
+    if items is not None and items - aside < recipe.prompts_reserved:
         yield _finding(
             "data.holdout",
             f"{data.dataset} has {items} items; {aside} held out leave {max(0, items - aside)} "
-            f"for steps of {recipe.prompts_per_step} prompts",
+            f"for steps of {recipe.prompts_reserved} prompts",
             "hold out fewer, take smaller steps"
+            + (", or lower algorithm.dynamic_sampling" if recipe.algorithm.dynamic_sampling else "")
             + (", or raise data.options.size" if data.dataset.startswith(GYM) else ""),
             "data.dataset",
             "data.split",
             "data.options",
             "prompts_per_step",
+            "algorithm.dynamic_sampling",
         )
 
 
@@ -160,7 +167,6 @@ def _rewards(recipe: TrainRecipe) -> Iterator[Finding]:
             "data.dataset",
             f"rewards.{graders[0]}",
         )
-
 
     if recipe.outcome_gate and not any(gated(term) for term in recipe.rewards):
         yield _finding(
@@ -258,6 +264,33 @@ def _ends(recipe: TrainRecipe) -> Iterator[Finding]:
         )
 
 
+def _model(recipe: EvalRecipe) -> Iterator[Finding]:
+    if not recipe.model:
+        yield _finding("model", "model is missing", "add it, or an extrapolation between two models", "extrapolation")
+
+
+def _extrapolation(recipe: EvalRecipe) -> Iterator[Finding]:
+    line = recipe.extrapolation
+    if line is None:
+        return
+    if recipe.model != line.b:
+        yield _finding("model", "with extrapolation the model is its b", "remove model", "extrapolation.b")
+    if line.a == line.b:
+        yield _finding("extrapolation.a", "a and b are one model, so there is no line", "name two", "extrapolation.b")
+    longest = max(len(line.reference(alpha)) for alpha in line.alpha)
+    if longest > REFERENCE_LENGTH:
+        yield _finding(
+            "extrapolation.a", f"the names of a and b are too long together ({longest})", f"at most {REFERENCE_LENGTH}"
+        )
+    if line.temperatures and all(spec.temperature == 0 for spec in recipe.suites):
+        yield _finding(
+            "extrapolation.temperatures",
+            "every suite is greedy, and a temperature changes sampled answers only",
+            "remove temperatures, or give a suite n above 1",
+            "suites",
+        )
+
+
 def _suites(recipe: EvalRecipe) -> Iterator[Finding]:
     for index, spec in enumerate(recipe.suites):
         place = f"suites.{index}"
@@ -309,11 +342,47 @@ def _against(recipe: EvalRecipe) -> Iterator[Finding]:
 
 def _compute(recipe: AnalysisRecipe) -> Iterator[Finding]:
     for index, spec in enumerate(recipe.compute):
+        for field, message, hint in weights_problems(
+            spec.name,
+            spec.extrapolation,
+            spec.export,
+            alone=len(recipe.compute) == 1 and recipe.run is not None,
+            probed=spec.probe is not None,
+        ):
+            yield _finding(f"compute.{index}.{field}", message, hint, f"compute.{index}.name")
+        place = f"compute.{index}"
         if spec.name == "weight_linearity" and spec.probe is not None:
+            yield _finding(f"{place}.probe", "weight_linearity scores no tokens", "remove probe", f"{place}.name")
+        if spec.name not in ("weight_linearity", "activation_linearity") and spec.sample is not None:
+            yield _finding(f"{place}.sample", f"{spec.name} draws no sample", "remove sample", f"{place}.name")
+        if recipe.run is None and spec.name in OF_RUNS:
             yield _finding(
-                f"compute.{index}.probe", "weight_linearity scores no tokens", "remove probe", f"compute.{index}.name"
+                place, f"{spec.name} needs a train run's data and rewards", "name a run", f"{place}.name", "run"
             )
-        if spec.name != "weight_linearity" and spec.sample is not None:
+        probe = spec.probe
+        if recipe.run is None and probe is not None and probe.token_ids is None and probe.suite == HOLDOUT:
             yield _finding(
-                f"compute.{index}.sample", f"{spec.name} draws no weights", "remove sample", f"compute.{index}.name"
+                f"{place}.probe.suite",
+                "holdout belongs to a run, and these checkpoints are no run's",
+                "name a suite, or give token_ids",
+                f"{place}.name",
+                "run",
             )
+
+
+def _trajectory(recipe: AnalysisRecipe) -> Iterator[Finding]:
+    given = recipe.checkpoints
+    if (recipe.run is None) == (given is None):
+        yield _finding(
+            "run", "name either a run or checkpoints", 'write {"run": "run:ID"} or {"checkpoints": ...}', "checkpoints"
+        )
+    if given is None:
+        if recipe.driven_by is not None:
+            yield _finding("driven_by", "a run's optimizer is in its recipe", "remove it", "run", "checkpoints")
+        return
+    if (given.folder is None) == (given.models is None):
+        yield _finding(
+            "checkpoints", "name either a folder or models", 'a folder name, or [{"model": ..., "step": ...}]'
+        )
+    if given.steps is not None and given.folder is None:
+        yield _finding("checkpoints.steps", "steps belong to a folder", "remove steps, or name the folder")

@@ -8,6 +8,7 @@ from typing import Any
 from core.recipes.analysis import AnalysisRecipe
 from core.recipes.base import Options, Prompt
 from core.recipes.evaluation import EvalRecipe
+from core.recipes.extrapolation import COMPANION_TEMPERATURES, Extrapolation
 from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.model_refs import is_run_ref
 from core.recipes.rewards import RewardTerm
@@ -46,6 +47,7 @@ def fill_eval(recipe: EvalRecipe) -> EvalRecipe:
             "name": recipe.name or _name("eval", recipe.model, recipe.suites[0].suite.rpartition(":")[2]),
             "engine": _engine(recipe.engine),
             "prompt": prompt,
+            "extrapolation": _fill_extrapolation(recipe),
             "suites": tuple(
                 spec.model_copy(update={"options": _sized(spec.suite, spec.options)}) for spec in recipe.suites
             ),
@@ -55,7 +57,9 @@ def fill_eval(recipe: EvalRecipe) -> EvalRecipe:
 
 def fill_analysis(recipe: AnalysisRecipe) -> AnalysisRecipe:
     """Fill in the name."""
-    return recipe.model_copy(update={"name": recipe.name or _name("analysis", recipe.run, recipe.compute[0].name)})
+    given = recipe.checkpoints
+    source = recipe.run or (given.folder if given is not None and given.folder else "checkpoints")
+    return recipe.model_copy(update={"name": recipe.name or _name("analysis", source, recipe.compute[0].name)})
 
 
 def pool_items(recipe: TrainRecipe, suite: str) -> int | None:
@@ -82,6 +86,15 @@ def _fill_looks(recipe: TrainRecipe) -> tuple[Looks | None, DamageStop | None]:
     if stop.rule == "eprocess" and looks.m is None:
         looks = looks.model_copy(update={"m": _draw(pool)})
     return looks, stop
+
+
+def _fill_extrapolation(recipe: EvalRecipe) -> Extrapolation | None:
+    """A sweep over alpha carries one over the temperature of the suites that are sampled, unless the recipe says otherwise."""
+    line = recipe.extrapolation
+    if line is None or line.temperatures is not None:
+        return line
+    sweep = len(line.alpha) > 1 and any(spec.temperature > 0 for spec in recipe.suites)
+    return line.model_copy(update={"temperatures": COMPANION_TEMPERATURES if sweep else ()})
 
 
 def _draw(pool: int) -> int:

@@ -35,6 +35,12 @@ def page(session: Session, run_id: str, after: str | int | None = None, limit: i
     return page_of(session.scalars(query).all(), limit, lambda event: str(event.seq))
 
 
+def payloads(session: Session, run_id: str, type: str) -> list[dict[str, Any]]:  # noqa: A002
+    """Return what a run's events of one type say, oldest first, those of superseded attempts included."""
+    query = select(Event.payload).where(Event.run_id == run_id, Event.type == type).order_by(Event.seq)
+    return list(session.scalars(query))
+
+
 def last_seq(session: Session, run_id: str) -> int:
     """Return the highest ``seq`` of a run's events, 0 when it has none; it changes whenever the run does."""
     return session.scalar(select(Event.seq).where(Event.run_id == run_id).order_by(Event.seq.desc()).limit(1)) or 0

@@ -1,13 +1,16 @@
 """The analysis job through the real store: results, figures, progress, requests, and refusals."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from core.dynamics.figures import plotly_figures, write_figures
-from core.dynamics.job import drive_of, run_analysis, trajectory_points
+from core.dynamics.job import run_analysis
+from core.dynamics.target import drive_of, trajectory_points
 from core.jobs import UserError
 from core.recipes import family_hash, load_recipe, parse_recipe, recipe_hash, resolved
 from core.store import analyses, checkpoints, queue, runs
@@ -75,13 +78,16 @@ def analysed(tmp_path_factory):
 def test_an_analysis_is_stored_with_its_figures_and_progress(analysed):
     service, target, context, row = analysed
     assert (row.name, row.target_run_id, row.run_id) == ("weight_linearity", target, context.run_id)
-    assert row.params == {"sample": None, "threshold": 0.7, "probe": None}
+    assert row.params == {"sample": None, "threshold": 0.7, "probe": None, "dtype": "float32"}
     assert row.result["trajectory"]["steps"] == STEPS
     assert row.result["r2"]["share_above"] > 0.9
     assert row.result["excess"]["over"] == "driven"
     assert row.result["statement"].startswith("Excess over chance")
     folder = service.settings.analysis_dir(row.id)
-    assert sorted(path.name for path in folder.iterdir()) == sorted(row.figures)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*row.figures, *row.result["tables"]])
+    table = parquet.read_table(folder / "tensors.parquet").to_pylist()
+    assert [one["name"] for one in table] == [one["name"] for one in row.result["tensors"]]
+    assert table[0]["mean"] == row.result["tensors"][0]["mean"]
     assert {Path(name).suffix for name in row.figures} == {".json", ".png", ".svg"}
     for name in row.figures:
         content = (folder / name).read_bytes()
@@ -222,3 +228,35 @@ def test_a_real_training_on_random_rewards_is_chance_to_the_walk_of_its_optimize
     assert share - row.result["nulls"]["plain"]["share_above"] > 0.15
     assert band["low"] < share < band["high"]
     assert "no linearity beyond chance" in row.result["statement"]
+
+
+def elsewhere(service, weights, *, folder="mine", names=lambda step: f"global_step_{step}"):
+    """Checkpoints in the operator's model folder that no run made."""
+    for step, one in zip(STEPS, weights, strict=True):
+        write_folder(service.settings.models_dir / folder / names(step), one)
+
+
+def test_a_folder_of_checkpoints_is_analysed_by_the_steps_in_its_names(service):
+    elsewhere(service, walk(STEPS, drift=1e-3, noise=1e-4))
+    context = asked(service, "", run=None, checkpoints="mine", driven_by={"optimizer": "sgd", "momentum": 0.9})
+    assert run_analysis(context).state == "succeeded"
+    (row,) = results(service, context.run_id)
+    assert row.target_run_id == context.run_id
+    assert row.result["trajectory"]["steps"] == STEPS
+    assert row.result["driven_by"]["optimizer"] == "sgd"
+    assert row.result["r2"]["share_above"] > 0.9
+
+
+def test_wrong_folders_are_refused_by_name(service):
+    elsewhere(service, walk(STEPS, drift=1e-3, noise=1e-4))
+    root = service.settings.models_dir / "mine"
+    steps = {f"global_step_{step}": step for step in STEPS}
+    ask = partial(refused, service, "unusable_checkpoints", "", run=None)
+    assert "'other'" in ask(checkpoints="other")
+    swapped = {"global_step_0": 3, "global_step_2": 2, "global_step_4": 3, "global_step_6": 6}
+    assert "steps must increase" in ask(checkpoints={"folder": "mine", "steps": swapped})
+    assert "at least 4" in ask(checkpoints={"folder": "mine", "steps": dict(list(steps.items())[:3])})
+    (root / "base").mkdir()
+    assert "'base'" in ask(checkpoints="mine")
+    (root / "global_step_4" / "model.safetensors").unlink()
+    assert "mine/global_step_4" in ask(checkpoints={"folder": "mine", "steps": steps})

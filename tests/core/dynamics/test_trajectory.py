@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from core.dynamics.tensor_file import TrajectoryError
-from core.dynamics.trajectory import Point, Trajectory
+from core.dynamics.trajectory import Jumped, Point, Trajectory
 from tests.core.dynamics.folders import SHAPES, walk, write_folder, write_trajectory
 
 STEPS = [0, 10, 25, 40, 60]
@@ -103,6 +104,29 @@ def test_a_jump_is_taken_out_of_the_path(tmp_path):
     paths, _, found = read_all(points)
     assert found == tuple(steps)
     np.testing.assert_array_equal(paths["w"], [[0, 0], [1, 0], [2, 0], [3.5, 0]])
+
+
+def test_a_checkpoint_after_a_jump_is_measured_on_the_path_before_it(tmp_path):
+    """W_e is on the line from the cycle's start: 1 -> 2 in ten steps, jumped to 4 with beta 3, then on from there."""
+    values = {0: 1.0, 10: 4.0, 20: 5.0, 30: 6.5}
+    points = [
+        Point(
+            step,
+            write_folder(tmp_path / f"{step}", {"w": np.array([value, 2.0]), "norm": np.array([value])}),
+            jumped=Jumped(0, 3.0, spared=lambda name: name == "norm") if step == 10 else None,
+        )
+        for step, value in values.items()
+    ]
+    paths, _, found = read_all(points)
+    assert found == (0, 10, 20, 30)
+    np.testing.assert_allclose(paths["w"], [[0, 0], [1, 0], [2, 0], [3.5, 0]])
+    np.testing.assert_allclose(paths["norm"], [[0], [3], [4], [5.5]])
+
+
+def test_a_jump_whose_start_is_gone_is_refused(tmp_path):
+    points = write_trajectory(tmp_path, STEPS, walk(STEPS, drift=1e-3, noise=0))
+    points[2] = replace(points[2], jumped=Jumped(7, 2.0))
+    refused(points, "missing_checkpoint", "step 7", "save.keep all")
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path):
@@ -244,7 +268,7 @@ def test_a_large_tensor_is_read_in_bounded_memory(tmp_path):
         "import sys\n"
         "from pathlib import Path\n"
         "from core.dynamics.linearity import weight_linearity\n"
-        "from core.dynamics.trajectory import Point, Trajectory\n"
+        "from core.dynamics.trajectory import Jumped, Point, Trajectory\n"
         "points = [Point(step, Path(sys.argv[1]) / f'step-{step}') for step in range(8)]\n"
         # Not ru_maxrss: it includes what the parent process had when it started this one.
         "def peak():\n"

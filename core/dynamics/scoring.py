@@ -1,0 +1,141 @@
+"""What one checkpoint makes of the probes: log-probs, logits and hidden states of their tokens, by teacher forcing.
+
+Sequences go through the body in right-padded batches under a budget of tokens, and the head is applied to chunks of tokens
+(:mod:`core.rl.chunked`), so no [T, V] tensor exists. Log-probs are at temperature 1.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from core.dynamics.probes import ProbeSequence
+from core.dynamics.tensor_file import TrajectoryError
+from core.dynamics.trajectory import Point
+from core.engines.models import ModelError, body_and_head, load_model
+from core.rl.chunked import chunked_logprobs
+from core.rl.packing import plan_micro_batches
+
+BATCH_TOKENS = 16_384
+HEAD_CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class ProbeBatch:
+    """Right-padded sequences. ``places_T`` are the flat positions that predict a measured token, ``targets_T`` these tokens.
+
+    ``columns_T`` are the tokens' places in the order of all probes' completion tokens.
+    """
+
+    input_ids_BS: Tensor
+    places_T: Tensor
+    targets_T: Tensor
+    columns_T: Tensor
+
+
+def probe_batches(
+    probes: Sequence[ProbeSequence], device: torch.device, batch_tokens: int = BATCH_TOKENS
+) -> list[ProbeBatch]:
+    """Lay the probes out in batches of at most ``batch_tokens`` padded tokens (a longer sequence travels alone)."""
+    offsets, total = [], 0
+    for one in probes:
+        offsets.append(total)
+        total += len(one.completion_ids)
+    lengths = [len(one.prompt_ids) + len(one.completion_ids) for one in probes]
+    return [
+        _batch(probes, rows, [offsets[row] for row in rows], device)
+        for rows in plan_micro_batches(lengths, batch_tokens)
+    ]
+
+
+def _batch(
+    probes: Sequence[ProbeSequence], rows: Sequence[int], offsets: Sequence[int], device: torch.device
+) -> ProbeBatch:
+    width = max(len(probes[row].prompt_ids) + len(probes[row].completion_ids) for row in rows)
+    input_ids_BS = torch.zeros(len(rows), width, dtype=torch.long)
+    places, targets, columns = [], [], []
+    for at, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
+        one = probes[row]
+        ids = one.prompt_ids + one.completion_ids
+        input_ids_BS[at, : len(ids)] = torch.tensor(ids)
+        first = at * width + len(one.prompt_ids) - 1
+        places.append(torch.arange(first, first + len(one.completion_ids)))
+        targets.append(torch.tensor(one.completion_ids))
+        columns.append(torch.arange(offset, offset + len(one.completion_ids)))
+    joined = (torch.cat(part).to(device) for part in (places, targets, columns))
+    return ProbeBatch(input_ids_BS.to(device), *joined)
+
+
+@torch.no_grad()
+def score_tokens(
+    model: PreTrainedModel, batches: Sequence[ProbeBatch], count: int, *, chunk: int = HEAD_CHUNK
+) -> tuple[Tensor, Tensor]:
+    """Return the log-prob at temperature 1 and the logit of every measured token, [count] each, on the host in float32."""
+    body, weight_VH, _ = body_and_head(model)
+    logp_T, logit_T = torch.empty(count), torch.empty(count)
+    for batch in batches:
+        hidden_TH = _hidden(body, batch)
+        columns_T = batch.columns_T.cpu()
+        logp_T[columns_T] = chunked_logprobs(hidden_TH, weight_VH, batch.targets_T, chunk=chunk)[0].float().cpu()
+        logit_T[columns_T] = _target_logits(hidden_TH, weight_VH, batch.targets_T, chunk).cpu()
+    return logp_T, logit_T
+
+
+def _hidden(body: Callable[..., Any], batch: ProbeBatch) -> Tensor:
+    # No mask: under causal attention no token sees the padding to its right.
+    hidden_BSH: Tensor = body(input_ids=batch.input_ids_BS, use_cache=False).last_hidden_state
+    return hidden_BSH.flatten(0, 1).index_select(0, batch.places_T)
+
+
+def _target_logits(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, chunk: int) -> Tensor:
+    """The targets' own logits: one dot product per token, in float32."""
+    parts = [
+        torch.linalg.vecdot(hidden_CH.float(), weight_VH[targets_C].float())
+        for hidden_CH, targets_C in zip(hidden_TH.split(chunk), targets_T.split(chunk), strict=True)
+    ]
+    return torch.cat(parts)
+
+
+@contextmanager
+def checkpoint_model(point: Point, dtype: torch.dtype, device: torch.device) -> Iterator[PreTrainedModel]:
+    """Load the model of one point for the length of a block; raises :class:`TrajectoryError` naming the folder."""
+    if not point.folder.is_dir():
+        raise TrajectoryError(
+            "missing_checkpoint", f"the checkpoint of step {point.step}, {point.folder.name}, is missing"
+        )
+    try:
+        model = load_model(point.folder, dtype, device)
+    except (ModelError, OSError, ValueError) as problem:
+        raise TrajectoryError(
+            "damaged_checkpoint",
+            f"the checkpoint of step {point.step}, {point.folder.name}, cannot be loaded: {problem}",
+        ) from problem
+    yield model
+    del model
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def check_vocabulary(model: PreTrainedModel, point: Point, probes: Sequence[ProbeSequence]) -> None:
+    """Refuse probes with tokens that a checkpoint does not have; raises :class:`TrajectoryError` naming its folder."""
+    words = body_and_head(model)[1].shape[0]
+    largest = max((max(one.prompt_ids + one.completion_ids) for one in probes), default=0)
+    if largest >= words:
+        raise TrajectoryError(
+            "different_tokens",
+            f"the probes hold token {largest}, but the vocabulary of {point.folder.name} (step {point.step}) ends at "
+            f"{words - 1}; probes must be made with the checkpoints' own tokenizer",
+        )
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's blocks in order; raises :class:`ModelError` for a body that has none."""
+    body = body_and_head(model)[0]
+    layers = getattr(body, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelError(f"{type(model).__name__} keeps its blocks elsewhere than in .layers")
+    return layers

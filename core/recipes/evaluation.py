@@ -22,6 +22,7 @@ from core.recipes.base import (
     default_dtype,
     expand,
 )
+from core.recipes.extrapolation import Extrapolation
 from core.recipes.model_refs import AgainstRef, ModelRef
 from core.recipes.sources import SuiteName, suite_split
 
@@ -55,12 +56,22 @@ class SuiteSpec(Block):
 SuiteField = Annotated[SuiteSpec, BeforeValidator(expand(str, "suite"), json_schema_input_type=str | SuiteSpec)]
 
 
+def _later(data: dict[str, Any]) -> str:
+    """The later of two extrapolated checkpoints is the model; without those a recipe has to name one (checks)."""
+    extrapolation = data.get("extrapolation")
+    return extrapolation.b if isinstance(extrapolation, Extrapolation) else ""
+
+
 class EvalRecipe(Block):
-    """One evaluation run. ``prompt`` null uses the run's own prompt block when the model is a run's checkpoint."""
+    """One evaluation run. ``prompt`` null uses the run's own prompt block when the model is a run's checkpoint.
+
+    With ``extrapolation`` the model is its b, which is asked as well: what lies on the line is compared with it.
+    """
 
     kind: Literal["eval"]
     name: Name | None = None
-    model: ModelRef
+    extrapolation: Extrapolation | None = None
+    model: ModelRef = Field(default_factory=_later)
     against: Annotated[tuple[AgainstRef, ...], Field(strict=False, max_length=16)] = ()
     suites: Annotated[tuple[SuiteField, ...], Field(strict=False, min_length=1, max_length=64)]
     prompt: Prompt | None = None

@@ -107,7 +107,8 @@ def steps_in_use(session: Session, run_id: str) -> set[int]:
         if parent_id == run_id and parent_step is not None:
             steps.add(parent_step)
         pinned = [pin["model"] for pin in pins(session, user_id)]
-        for model in (recipe.get("model"), *recipe.get("against", ()), *pinned):
+        line = recipe.get("extrapolation") or {}
+        for model in (recipe.get("model"), line.get("a"), line.get("b"), *recipe.get("against", ()), *pinned):
             owner, _, step = str(model).partition("/step-")
             if owner == f"run:{run_id}" and step.isdecimal():
                 steps.add(int(step))

@@ -181,13 +181,13 @@ class VllmEngine:
         """Compare vLLM's tensors with the trainer's, those that both have under one name (not the fused ones)."""
         if self._live is None:
             return
-        served = dict(self._runner.model.named_parameters())
-        for name, tensor in self._live().items():
+        served, live = dict(self._runner.model.named_parameters()), self._live()
+        for name in live:
             own = served.get(name)
             # A CPU engine has packed its matrices away, and a padded vocabulary has more rows.
             if own is None or own.numel() == 0:
                 continue
-            same = tensor.detach().to(own.dtype)
+            same = live[name].detach().to(own)
             if not torch.equal(own.detach()[: len(same)], same):
                 raise StaleWeightsError(
                     f"the engine would sample with weights that are not the trainer's: {name} differs from what was handed "

@@ -55,6 +55,30 @@ _KEYS: dict[str, CurveInfo] = {
     "sampling/logp_gap": CurveInfo(
         "nats", "Mean absolute gap between the sampler's and the trainer's log-probabilities of the same tokens."
     ),
+    "sampling/logp_gap_max": CurveInfo("nats", "The largest such gap of the step."),
+    "sampling/mismatch_kl_k1": CurveInfo(
+        "nats", "KL divergence from the sampler to the trainer, plain estimate on the samples; it can be negative."
+    ),
+    "sampling/mismatch_kl_k3": CurveInfo("nats", "The same by the k3 estimator, which is never negative."),
+    "sampling/importance_sampling_ratio/mean": CurveInfo(
+        "", "Mean importance weight as applied, over tokens; near 1 when sampler and trainer agree."
+    ),
+    "sampling/importance_sampling_ratio/max": CurveInfo("", "Largest importance ratio before truncating or masking."),
+    "sampling/importance_capped_share": CurveInfo(
+        "share", "Share of tokens whose importance ratio was above the cap: truncated or masked."
+    ),
+    "dynamic_sampling/rounds": CurveInfo("rounds", "Rounds of sampling that the step took."),
+    "dynamic_sampling/kept_share": CurveInfo(
+        "share", "Groups with spread among all that were sampled; the others cost generation and teach nothing."
+    ),
+    "dynamic_sampling/informative": CurveInfo("groups", "Groups with spread in the step's batch."),
+    "dynamic_sampling/unused_tokens_share": CurveInfo(
+        "share", "Sampled tokens that the step did not learn from: what dynamic sampling cost."
+    ),
+    "kl_in_reward/penalty": CurveInfo("score", "Mean of what the KL penalty took from a completion's reward."),
+    "ratio/max": CurveInfo("", "Largest probability ratio of a token (gspo: of a sequence) in the step's updates."),
+    "nll": CurveInfo("nats", "Cross entropy of the reference solutions, per token, without noise."),
+    "tokens": CurveInfo("tokens", "Supervised tokens of the step."),
     "heldout/accuracy": CurveInfo("share", "Greedy accuracy on the look's held-out draw; draws differ by luck."),
     "heldout/delta": CurveInfo("share", "Paired difference of greedy accuracy against base on the same items."),
     "weights/changed_share": CurveInfo("share", "Share of weights that differ from the base model."),

@@ -132,6 +132,12 @@ class Algorithm(Block):
         return self.name in SUPERVISED
 
 
+def names_supervised(algorithm: Any) -> bool:
+    """Whether the written ``algorithm`` block, of whatever shape, is a supervised one."""
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    return isinstance(name, str) and name in SUPERVISED
+
+
 _SAMPLED = ("grpo", "reinforce_plus_plus", "rloo", "centered", "gspo")
 _USED_BY: dict[str, tuple[str, ...]] = {
     "std": ("grpo", "gspo"),
@@ -162,6 +168,10 @@ def algorithm_problems(algorithm: Algorithm) -> list[Problem]:
         for option, users in _USED_BY.items()
         if algorithm.name not in users and getattr(algorithm, option) != Algorithm.model_fields[option].default
     ]
+    if algorithm.kl.in_reward and not algorithm.kl.coef:
+        problems.append(
+            Problem("algorithm.kl.in_reward", "in_reward has no effect while kl.coef is 0", "set kl.coef or remove it")
+        )
     if algorithm.name == "noisy_sft" and algorithm.p is None:
         problems.append(
             Problem("algorithm.p", "noisy_sft needs p, the probability of a negative sign", "a number from 0 to 1")

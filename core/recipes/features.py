@@ -28,18 +28,6 @@ _TRAIN: tuple[tuple[str, Callable[[TrainRecipe], bool], str, str], ...] = (
         "live linearity is not built yet",
         "set linearity to off and post an analysis run",
     ),
-    (
-        "algorithm.importance_correction.mode",
-        lambda r: r.algorithm.importance_correction.mode != "none",
-        "importance correction is not built yet",
-        "set it to none; the mismatch is still a curve",
-    ),
-    (
-        "algorithm.kl.in_reward",
-        lambda r: r.algorithm.kl.in_reward and r.algorithm.kl.coef != 0,
-        "KL in the reward is not built yet",
-        "set in_reward to false: the KL is then in the loss",
-    ),
     ("device.count", lambda r: r.device.count > 1, "a run uses one card", "set device.count to 1"),
 )
 _EVAL: tuple[tuple[str, Callable[[EvalRecipe], bool], str, str], ...] = (

@@ -67,6 +67,14 @@ FOREIGN_NAMES: dict[str, Foreign] = {
         "entropy_coefficient",
         "entropy_loss_coef",
     ),
+    **_same(
+        "algorithm.dynamic_sampling",
+        "filter_groups",
+        "max_num_gen_batches",
+        "dynamic_filtering",
+        note='{"max_rounds": 3}; the first round counts',
+    ),
+    **_same("data.solution", "completion_field", "response_key", "output_key", note="for sft and noisy_sft"),
     **_same("algorithm.mask_truncated", "mask_truncated_completions", "overlong_filtering"),
     **_same("algorithm.importance_correction", "vllm_importance_sampling_correction", "rollout_is", "tis", "use_tis"),
     **_same(

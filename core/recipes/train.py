@@ -4,11 +4,12 @@ Field names are TRL's where TRL has one. Fields are declared so that a derived d
 defaults that need other blocks are filled in by `resolution`. Contradictions between fields are found by `checks`.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from core.recipes.algorithm import Algorithm
+from core.recipes.algorithm import Algorithm, names_supervised
 from core.recipes.base import (
     After,
     Attempts,
@@ -83,13 +84,18 @@ PassRateField = Annotated[
 
 
 class Data(Block):
-    """The training items and how many of them are held out for the looks (drawn by the recipe's seed)."""
+    """The training items and how many of them are held out for the looks (drawn by the recipe's seed).
+
+    ``solution`` is what supervised algorithms learn of an item: a text in which ``{answer}`` and ``{NAME}`` stand for the
+    item's answer and for a text of its ``meta``; null is ``{solution}`` where the items have one, else ``{answer}``.
+    """
 
     dataset: Annotated[str, Field(max_length=200), AfterValidator(check_dataset)]
     split: Annotated[str, Field(min_length=1, max_length=64)] = "train"
     holdout: Annotated[int, Field(ge=0, le=1_000_000)] = 200
     options: Options = Field(default_factory=dict)
     pass_rate: PassRateField = None
+    solution: Annotated[str, Field(min_length=1, max_length=4000)] | None = None
 
 
 class Optimizer(Block):
@@ -250,6 +256,20 @@ class TrainRecipe(Block):
     priority: Priority = 0
     after: After = ()
     max_attempts: Attempts = 3
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_solution(cls, value: Any) -> Any:
+        """A supervised recipe need not say that a prompt has one solution."""
+        if isinstance(value, Mapping) and "num_generations" not in value and names_supervised(value.get("algorithm")):
+            return {**value, "num_generations": 1}
+        return value
+
+    @property
+    def prompts_reserved(self) -> int:
+        """Prompts that one step reserves in the order of the epoch; with dynamic sampling more than it learns from."""
+        dynamic = self.algorithm.dynamic_sampling
+        return self.prompts_per_step * (1 if dynamic is None else dynamic.max_rounds)
 
     @property
     def updates_per_step(self) -> int:

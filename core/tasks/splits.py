@@ -93,6 +93,7 @@ class PromptSampler:
         if not 1 <= n <= self._n:
             raise ItemError(
                 f"prompts_per_step is {n}, but there are {self._n} training prompts; it must be between 1 and {self._n}"
+                " (with dynamic sampling, times its rounds)"
             )
         first = (step - 1) * n
         return [self._order(position // self._n, n)[position % self._n] for position in range(first, first + n)]

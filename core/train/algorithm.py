@@ -12,7 +12,9 @@ from core.rl.objective import Objective
 
 
 def objective_of(algorithm: Algorithm) -> Objective:
-    """Return the objective that ``algorithm`` names; gspo has sequence ratios, all others token ratios."""
+    """Return the objective that ``algorithm`` names: gspo has sequence ratios, sft none, all others token ratios."""
+    if algorithm.supervised:
+        return Objective(kind="likelihood", aggregation=algorithm.aggregation)
     return Objective(
         kind="sequence" if algorithm.name == "gspo" else "token",
         clip_low=algorithm.clip_low,
@@ -49,3 +51,5 @@ def advantages_of(
             return advantages.reinforce_plus_plus(
                 rewards_B, lengths_B, groups_B, valid_B, variance=algorithm.variance, baseline=algorithm.baseline
             )
+        case "sft" | "noisy_sft":
+            raise ValueError(f"{algorithm.name} has no advantages")

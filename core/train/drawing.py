@@ -49,12 +49,6 @@ class Drawn:
         }
 
 
-def window_size(recipe: TrainRecipe) -> int:
-    """Prompts that one step reserves in the order of the epoch."""
-    dynamic = recipe.algorithm.dynamic_sampling
-    return recipe.prompts_per_step * (1 if dynamic is None else dynamic.max_rounds)
-
-
 def draw(recipe: TrainRecipe, sample: SampleGroups) -> Drawn | None:
     """Sample a step's groups; None when the run was asked to end meanwhile.
 

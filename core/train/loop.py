@@ -28,6 +28,7 @@ from core.store.models import Checkpoint
 from core.tasks.pool import VerifierPool
 from core.tasks.rewards import RewardSpec
 from core.train import adapters, checkpoints, prespecify
+from core.train.guards import refuse_nonfinite_weights
 from core.train.looks import LookKeeper
 from core.train.pass_rate import Asker, filtered
 from core.train.policy import Policy, load_policy
@@ -36,6 +37,7 @@ from core.train.regrounding import CYCLE_START, regrounder_of
 from core.train.rewarding import rewards_of
 from core.train.step import StepRunner
 from core.train.stopping import StopConditions
+from core.train.supervised import SupervisedRunner
 from core.train.validation import Interrupted
 from core.train.versions import weights_version
 
@@ -137,18 +139,29 @@ class _Training:
             key=frozen.key,
             begins_at=begins_at,
         )
-        self._steps = StepRunner(
-            context,
-            recipe,
-            self._policy,
-            self._prepared,
-            engine=self._engine,
-            params=replace(greedy, temperature=recipe.temperature, max_tokens=recipe.max_completion_length),
-            decode=decode,
-            pool=pool,
-            micro_batch_tokens=plan.batches.micro,
-            rewards=rewards,
-        )
+        self._steps: StepRunner | SupervisedRunner
+        if recipe.algorithm.supervised:
+            self._steps = SupervisedRunner(
+                context,
+                recipe,
+                self._policy,
+                self._prepared,
+                engine=self._engine,
+                micro_batch_tokens=plan.batches.micro,
+            )
+        else:
+            self._steps = StepRunner(
+                context,
+                recipe,
+                self._policy,
+                self._prepared,
+                engine=self._engine,
+                params=replace(greedy, temperature=recipe.temperature, max_tokens=recipe.max_completion_length),
+                decode=decode,
+                pool=pool,
+                micro_batch_tokens=plan.batches.micro,
+                rewards=rewards,
+            )
         self._regrounder = regrounder_of(
             context,
             recipe,
@@ -383,6 +396,7 @@ class _Training:
 
     def _save(self, step: int) -> None:
         context = self._context
+        refuse_nonfinite_weights(self._policy.optimizer, step)
         directory = context.settings.checkpoint_dir(context.run_id, context.attempt, step)
         cycle = {"regrounding": self._regrounder.state()} if self._regrounder else {}
         needed = {CYCLE_START: self._regrounder.start} if self._regrounder else {}

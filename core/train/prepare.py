@@ -3,7 +3,7 @@
 Everything that can be wrong with the data is found here, before the base look, and named. No weights are touched.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
@@ -20,13 +20,17 @@ from core.tasks.sources import load_items, load_suite_items
 from core.tasks.splits import PromptSampler, Split, check_overlap, split_holdout
 from core.tasks.validation import split_validation
 from core.tasks.verifiers.gold import check_golds
+from core.train.solutions import Solutions, template_of
 
 HOLDOUT = "holdout"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data of a run. ``suites`` holds the items of each suite of the looks, the held-out pool first if it is one."""
+    """The data of a run. ``suites`` holds the items of each suite of the looks, the held-out pool first if it is one.
+
+    ``solve`` gives the token ids of an item's solution; None unless the algorithm is supervised.
+    """
 
     train: ItemSet
     heldout: ItemSet
@@ -35,6 +39,7 @@ class Prepared:
     render: Renderer
     warnings: tuple[str, ...]
     validation: ItemSet | None = None
+    solve: Callable[[Item], tuple[int, ...]] | None = None
 
 
 def prepare(
@@ -56,6 +61,7 @@ def _prepare(
     split = split_holdout(items, recipe.data.holdout, recipe.seed)
     renderer = Renderer(tokenizer, recipe.prompt)
     train, long_ids = _fitting(split.train, renderer, recipe.max_prompt_length)
+    train, solve, long_solutions = _solved(train, recipe, tokenizer)
     wanted = recipe.regrounding.validation if recipe.regrounding else None
     train, validation = (train, None) if wanted is None else split_validation(train, wanted, recipe.seed)
     names = recipe.looks.suites if recipe.looks else ()
@@ -67,14 +73,16 @@ def _prepare(
         _all_fit(name, suite, renderer, recipe.max_prompt_length)
     sampler = PromptSampler(len(train), recipe.seed)
     warnings = [*_overlap_warnings(train, suites), *_removal_warnings(split, long_ids, recipe.max_prompt_length)]
-    asked = _asked(train, sampler, recipe)
-    check_terms(recipe.rewards, asked)
-    check_golds(asked, pool)
+    warnings += _solution_warnings(long_solutions, recipe.max_completion_length)
+    if not recipe.algorithm.supervised:
+        asked = _asked(train, sampler, recipe)
+        check_terms(recipe.rewards, asked)
+        check_golds(asked, pool)
     for suite in suites.values():
         check_golds(suite, pool)
     if validation is not None:
         check_golds(validation, pool)
-    return Prepared(train, split.heldout, suites, sampler, renderer, tuple(warnings), validation)
+    return Prepared(train, split.heldout, suites, sampler, renderer, tuple(warnings), validation, solve)
 
 
 def _fitting(items: ItemSet, renderer: Renderer, limit: int) -> tuple[ItemSet, list[str]]:
@@ -85,6 +93,29 @@ def _fitting(items: ItemSet, renderer: Renderer, limit: int) -> tuple[ItemSet, l
     ids = {item.id for item in kept}
     dropped = [item.id for item in items if item.id not in ids]
     return items.subset(kept, name=items.name, split=items.split) if dropped else items, dropped
+
+
+def _solved(
+    train: ItemSet, recipe: TrainRecipe, tokenizer: PreTrainedTokenizerBase
+) -> tuple[ItemSet, Solutions | None, list[str]]:
+    """Return the items whose solution fits, what encodes solutions, and the ids of those whose does not."""
+    if not recipe.algorithm.supervised:
+        return train, None, []
+    solve = Solutions(tokenizer, template_of(train, recipe.data.solution))
+    limit = recipe.max_completion_length
+    kept = [item for item in train if len(solve(item)) <= limit]
+    if not kept:
+        raise ItemError(f"every solution of {train.name} is longer than max_completion_length {limit} tokens; raise it")
+    ids = {item.id for item in kept}
+    dropped = [item.id for item in train if item.id not in ids]
+    return train.subset(kept, name=train.name, split=train.split) if dropped else train, solve, dropped
+
+
+def _solution_warnings(long_ids: Sequence[str], limit: int) -> list[str]:
+    if not long_ids:
+        return []
+    shown = ", ".join(long_ids[:5])
+    return [f"{len(long_ids)} training items have solutions of more than {limit} tokens and were dropped: {shown}"]
 
 
 def _all_fit(name: str, items: ItemSet, renderer: Renderer, limit: int) -> None:
@@ -120,6 +151,6 @@ def _asked(train: ItemSet, sampler: PromptSampler, recipe: TrainRecipe) -> list[
     wanted = {
         index
         for step in range(1, recipe.max_steps + 1)
-        for index in sampler.prompts_for_step(step, recipe.prompts_per_step)
+        for index in sampler.prompts_for_step(step, recipe.prompts_reserved)
     }
     return [train[index] for index in sorted(wanted)]

@@ -18,7 +18,7 @@ from core.tasks.answers import Answer
 from core.tasks.pool import VerifierPool
 from core.tasks.rewards import Reward, RewardSpec, failed_terms, grade_samples
 from core.train import records
-from core.train.drawing import Drawn, draw, in_pieces, window_size
+from core.train.drawing import Drawn, draw, in_pieces
 from core.train.policy import Policy
 from core.train.prepare import Prepared
 from core.train.rollouts import Sample, sample_step
@@ -106,7 +106,7 @@ class StepRunner:
     def _draw(self, step: int) -> Drawn | None:
         if self._recipe.regrounding is None:  # a jump gives the weights of a step another number
             require_version(self._engine, step - 1)
-        window = self._prepared.sampler.prompts_for_step(step, window_size(self._recipe))
+        window = self._prepared.sampler.prompts_for_step(step, self._recipe.prompts_reserved)
         piece = max(1, _PIECE[self._recipe.engine] // self._recipe.num_generations)
         return draw(
             self._recipe,

@@ -103,6 +103,28 @@ class Updater:
             whole = parts.joined([*(list(result.logp) for result in results), rest_logp], [*layouts, rest])
         return Taken(tuple(results), tuple(whole), weighed, found)
 
+    def learn(self, sequences: Sequence[TrainSequence], step: int) -> list[UpdateResult]:
+        """Take the updates of a supervised step, one sequence per prompt; nothing is compared with a rollout or reference."""
+        size = self._recipe.prompts_per_update
+        parts = [sequences[start : start + size] for start in range(0, len(sequences), size)]
+        policy = self._policy
+        with policy.training(step):
+            return [
+                update(
+                    policy.body,
+                    policy.head,
+                    policy.optimizer,
+                    part,
+                    self._layout(part),
+                    objective=self._objective,
+                    lr=self.learning_rate(step, place),
+                    max_grad_norm=self._recipe.max_grad_norm,
+                    old_logp=None,
+                    ref_logp=None,
+                )
+                for place, part in enumerate(parts)
+            ]
+
     def _layout(self, part: Sequence[TrainSequence]) -> list[MicroBatch]:
         plan = plan_micro_batches([sequence.tokens for sequence in part], self._micro_batch_tokens)
         return build_micro_batches(part, plan, self._policy.device)

@@ -36,8 +36,6 @@ def test_data_with_answers_runs(dataset: str, train: dict[str, Any]) -> None:
     [
         ({"lora": {"r": 16}, "regrounding": {"m": 10, "n": 10}}, "regrounding"),
         ({"linearity": "live"}, "linearity"),
-        ({"algorithm": {"importance_correction": "truncate"}}, "algorithm.importance_correction.mode"),
-        ({"algorithm": {"kl": {"coef": 0.1, "in_reward": True}}}, "algorithm.kl.in_reward"),
         ({"device": {"kind": "cpu", "count": 2}}, "device.count"),
     ],
 )

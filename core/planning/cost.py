@@ -32,7 +32,8 @@ class Cost:
 
 def estimate(recipe: TrainRecipe, facts: ModelFacts) -> Cost:
     """The cost of a train run; ``tokens_generated`` counts rollouts and, where their number is known, looks."""
-    samples = recipe.max_steps * recipe.prompts_per_step * recipe.num_generations
+    # Dynamic sampling may draw all that a step reserves; supervised algorithms draw nothing.
+    samples = 0 if recipe.algorithm.supervised else recipe.max_steps * recipe.prompts_reserved * recipe.num_generations
     items = look_items(recipe)
     tokens = samples * recipe.max_completion_length
     if recipe.looks is not None and items is not None:
@@ -50,8 +51,17 @@ def estimate(recipe: TrainRecipe, facts: ModelFacts) -> Cost:
 
 def eval_samples(recipe: EvalRecipe, sizes: dict[str, int]) -> int:
     """Completions of an eval run, all models counted; ``sizes`` gives the number of items by suite."""
-    per_model = sum(min(sizes[spec.suite], spec.items or sizes[spec.suite]) * spec.n for spec in recipe.suites)
-    return per_model * (1 + len(recipe.against))
+    asked = [(spec, min(sizes[spec.suite], spec.items or sizes[spec.suite]) * spec.n) for spec in recipe.suites]
+    per_model = sum(count for _, count in asked)
+    line = recipe.extrapolation
+    if line is None:
+        return per_model * (1 + len(recipe.against))
+    companions = sum(
+        count * sum(temperature != spec.temperature for temperature in line.temperatures or ())
+        for spec, count in asked
+        if spec.temperature > 0
+    )
+    return per_model * (1 + len(recipe.against) + len(line.alpha)) + companions
 
 
 def look_count(recipe: TrainRecipe) -> int:

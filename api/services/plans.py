@@ -107,16 +107,31 @@ def _facts(session: Session, recipe: AnyRecipe, settings: Settings) -> ModelFact
 
     A deleted run on that way is no obstacle: its tombstone keeps the recipe, and no weight is read.
     """
-    model = _first_model(recipe, settings) if isinstance(recipe, AnalysisRecipe) else recipe.model
+    if isinstance(recipe, AnalysisRecipe):
+        return _shape(session, _first_model(recipe, settings), "model", settings)
+    facts = _shape(session, recipe.model, "model", settings)
+    if isinstance(recipe, EvalRecipe) and recipe.extrapolation is not None:
+        first = _shape(session, recipe.extrapolation.a, "extrapolation.a", settings)
+        differing = [field for field, value in asdict(facts).items() if getattr(first, field) != value]
+        if differing:
+            raise RecipeError(
+                "extrapolation.a",
+                f"a and b are not checkpoints of one architecture: they differ in {', '.join(differing)}",
+                "take both from one run, or from runs of one model",
+            )
+    return facts
+
+
+def _shape(session: Session, model: str, param: str, settings: Settings) -> ModelFacts:
     while is_run_ref(model):
         stored = runs.get(session, model.removeprefix("run:").partition("/")[0], deleted=True).recipe
         if "model" not in stored:
-            raise RecipeError("model", f"{model} is an analysis and has no model", "name a train or eval run")
+            raise RecipeError(param, f"{model} is an analysis and has no model", "name a train or eval run")
         model = stored["model"]
     try:
         return model_facts(model, settings.models_dir)
     except PlanError as exc:
-        raise RecipeError("model", str(exc), "GET /capabilities lists the models that can be planned") from None
+        raise RecipeError(param, str(exc), "GET /capabilities lists the models that can be planned") from None
 
 
 def _first_model(recipe: AnalysisRecipe, settings: Settings) -> str:

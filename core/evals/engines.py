@@ -66,11 +66,21 @@ def open_for_training(
     except (EngineStartError, EngineDiedError):
         raise
     except EngineError as problem:
-        raise _too_long(problem) from problem
+        raise too_long(problem) from problem
 
 
-def open_for_evaluation(context: RunContext, recipe: EvalRecipe, folder: Path) -> Served:
-    """Open the recipe's engine on the weights of ``folder``."""
+@dataclass(frozen=True)
+class EvaluationSetting:
+    """The chosen engine, in which dtype and where it runs, and the sizes that the memory plan gives it."""
+
+    name: EngineName
+    dtype: torch.dtype
+    device: torch.device
+    sizes: Sizes
+
+
+def evaluation_setting(context: RunContext, recipe: EvalRecipe, folder: Path) -> EvaluationSetting:
+    """Choose the engine and its sizes for the model in ``folder``; where two networks run, their caches are both planned."""
     name = chosen_engine(context, recipe)
     planned = recipe.model_copy(update={"engine": name})
     dtype = torch.float32 if recipe.dtype == "float32" else torch.bfloat16
@@ -78,19 +88,26 @@ def open_for_evaluation(context: RunContext, recipe: EvalRecipe, folder: Path) -
     facts = _facts(recipe, folder)
     tokens = eval_tokens(planned, facts, budget_bytes(planned, _card(context)))
     demand = eval_demand(planned, tokens)
-    kv_bytes = demand.cache_tokens * kv_bytes_per_token(facts, element_bytes(recipe.dtype))
+    kv_bytes = recipe.networks * demand.cache_tokens * kv_bytes_per_token(facts, element_bytes(recipe.dtype))
     rows = demand.sequences if name == "vllm" else recipe.batch_size
+    return EvaluationSetting(name, dtype, device, Sizes(demand.length, rows, tokens, kv_bytes))
+
+
+def open_for_evaluation(context: RunContext, recipe: EvalRecipe, folder: Path) -> Served:
+    """Open the recipe's engine on the weights of ``folder``."""
+    setting = evaluation_setting(context, recipe, folder)
     try:
-        return open_folder(name, folder, dtype, device, Sizes(demand.length, rows, tokens, kv_bytes))
+        return open_folder(setting.name, folder, setting.dtype, setting.device, setting.sizes)
     except (EngineStartError, EngineDiedError):
         raise
     except ModelError as problem:
         raise UserError("unusable_model", str(problem)) from problem
     except EngineError as problem:
-        raise _too_long(problem) from problem
+        raise too_long(problem) from problem
 
 
-def _too_long(problem: EngineError) -> UserError:
+def too_long(problem: EngineError) -> UserError:
+    """What an engine refuses an evaluation or a training for: more tokens than its model has positions."""
     return UserError("too_long_for_model", f"{problem}; lower max_prompt_length or max_completion_length")
 
 

@@ -7,6 +7,8 @@ request from the stored records, so nothing here compares.
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sqlalchemy.orm import Session
 
@@ -15,6 +17,7 @@ from core.engines.models import ModelError, text_decoder
 from core.engines.prompts import PromptError
 from core.engines.references import ModelSource, find_model, start_model
 from core.evals.engines import open_for_evaluation
+from core.evals.line import companions, open_line_for_evaluation, points
 from core.evals.memory import out_of_memory_explained
 from core.evals.rendering import Renderer
 from core.evals.stored import Asked, Evaluator
@@ -24,6 +27,7 @@ from core.jobs import Outcome, RunContext, UserError
 from core.prespec.environment import HELDOUT, environment_of
 from core.recipes import EvalRecipe, TrainRecipe, load_recipe
 from core.recipes.base import Prompt
+from core.recipes.extrapolation import Extrapolation
 from core.store import evaluations, prespecs, runs
 from core.tasks.items import ItemError, ItemSet
 from core.tasks.pool import VerifierPool
@@ -72,11 +76,18 @@ def _ask_all(context: RunContext, recipe: EvalRecipe, pool: VerifierPool) -> Out
     plan = _plan(context, recipe)
     for suite in plan.suites:
         check_golds(suite.items, pool)
-    for source in plan.models:
-        ended = _evaluate_model(context, recipe, plan, source, pool)
+    beside = companions(plan.suites, recipe.extrapolation)
+    for place, source in enumerate(plan.models):
+        suites = (*plan.suites, *beside) if place == 0 else plan.suites
+        ended = _evaluate_model(context, recipe, plan, source, suites=suites, pool=pool)
         if ended is not None:
             return ended
-    count = len(plan.models) * len(plan.suites)
+    count = len(plan.models) * len(plan.suites) + len(beside)
+    if recipe.extrapolation is not None:
+        ended = _evaluate_line(context, recipe, plan, recipe.extrapolation, pool)
+        if ended is not None:
+            return ended
+        count += len(recipe.extrapolation.alpha) * len(plan.suites)
     return Outcome("succeeded", f"{count} evaluations finished")
 
 
@@ -151,20 +162,15 @@ def _holdout(context: RunContext, model: ModelSource, trained: TrainRecipe | Non
 
 
 def _evaluate_model(
-    context: RunContext, recipe: EvalRecipe, plan: _Plan, source: ModelSource, pool: VerifierPool
+    context: RunContext,
+    recipe: EvalRecipe,
+    plan: _Plan,
+    source: ModelSource,
+    *,
+    suites: Sequence[Suite],
+    pool: VerifierPool,
 ) -> Outcome | None:
-    with context.db.read() as session:
-        rows = evaluations.list_for_run(session, context.run_id)
-    done = {
-        (row.model_ref, row.suite, row.dataset_hash, row.samples, row.params["temperature"], row.params["top_p"])
-        for row in rows
-        if row.status == "finished"
-    }
-    left = [
-        s
-        for s in plan.suites
-        if (source.reference, s.name, s.items.sha256, s.samples, s.params.temperature, s.params.top_p) not in done
-    ]
+    left = _unfinished(context, source, suites)
     if not left:
         return None
     served = open_for_evaluation(context, recipe, source.folder)
@@ -172,6 +178,54 @@ def _evaluate_model(
         render, decode = Renderer(served.tokenizer, plan.prompt), text_decoder(served.tokenizer)
         evaluator = Evaluator(context, served.engine, render, decode, pool)
         return _ask_suites(context, recipe, left, source=source, evaluator=evaluator, stops=served.stop_token_ids)
+
+
+def _evaluate_line(
+    context: RunContext, recipe: EvalRecipe, plan: _Plan, line: Extrapolation, pool: VerifierPool
+) -> Outcome | None:
+    """Ask every point of the line; the two networks are loaded once."""
+    a, b = _find(context, line.a), plan.models[0]
+    found = points(a, b, line)
+    left = {alpha: _unfinished(context, point, plan.suites) for alpha, point in found.items()}
+    todo = [alpha for alpha, suites in left.items() if suites]
+    if not todo:
+        return None
+    folder = context.settings.run_dir(context.run_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder, prefix="line-") as scratch:
+        served = open_line_for_evaluation(context, recipe, a, b, todo[0], scratch=Path(scratch))
+        with contextlib.closing(served.engine):
+            render, decode = Renderer(served.tokenizer, plan.prompt), text_decoder(served.tokenizer)
+            evaluator = Evaluator(context, served.engine, render, decode, pool)
+            for alpha in todo:
+                served.engine.set_alpha(alpha)
+                ended = _ask_suites(
+                    context,
+                    recipe,
+                    left[alpha],
+                    source=found[alpha],
+                    evaluator=evaluator,
+                    stops=served.stop_token_ids,
+                )
+                if ended is not None:
+                    return ended
+    return None
+
+
+def _unfinished(context: RunContext, source: ModelSource, suites: Sequence[Suite]) -> list[Suite]:
+    """The suites that no attempt has asked ``source`` to the end."""
+    with context.db.read() as session:
+        rows = evaluations.list_for_run(session, context.run_id)
+    done = {
+        (row.model_ref, row.suite, row.dataset_hash, row.samples, row.params["temperature"], row.params["top_p"])
+        for row in rows
+        if row.status == "finished"
+    }
+    return [
+        s
+        for s in suites
+        if (source.reference, s.name, s.items.sha256, s.samples, s.params.temperature, s.params.top_p) not in done
+    ]
 
 
 def _ask_suites(

@@ -180,14 +180,16 @@ def _engine_static(rollout: dict[str, int], cuda: bool) -> dict[str, int]:
 
 
 def eval_memory(recipe: EvalRecipe, facts: ModelFacts, rollout_tokens: int = ROLLOUT_TOKENS) -> Memory:
-    """Memory of an eval run: the weights and one batch."""
+    """Memory of an eval run: the weights and one batch; of an extrapolation, the weights and caches of both networks."""
     width = element_bytes(recipe.dtype)
     cuda = recipe.device.kind == "cuda"
-    static = {"weights": facts.parameters * width, **_process(cuda)}
+    static = {"weights": recipe.networks * facts.parameters * width, **_process(cuda)}
     length = recipe.max_prompt_length + recipe.max_completion_length
     phase = _decoding(facts, recipe.batch_size, length, width, rollout_tokens)
     if runs_on_vllm(recipe):
         phase = decoding(facts, eval_demand(recipe, rollout_tokens), width, kv_bytes_per_token(facts, width))
+    phase = {**phase, "kv_cache": recipe.networks * phase["kv_cache"]}
+    if runs_on_vllm(recipe):
         static |= {"engine_graphs": GRAPHS_BYTES} if cuda else {}
     return Memory(static, {"generation": _with_slack(phase) if cuda else phase}, 0, HOST_BYTES if cuda else 0)
 

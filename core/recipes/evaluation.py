@@ -86,3 +86,8 @@ class EvalRecipe(Block):
     priority: Priority = 0
     after: After = ()
     max_attempts: Attempts = 3
+
+    @property
+    def networks(self) -> int:
+        """How many networks decode together."""
+        return 1 if self.extrapolation is None else 2

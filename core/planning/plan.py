@@ -29,7 +29,7 @@ from core.planning.memory import (
 from core.recipes.analysis import AnalysisRecipe
 from core.recipes.catalogue import ModelFacts
 from core.recipes.evaluation import EvalRecipe
-from core.recipes.train import Lora, TrainRecipe
+from core.recipes.train import Lora, Optimizer, TrainRecipe
 
 LARGEST_MICRO_BATCH = 16_384  # padded tokens; larger ones are not faster
 # Measured on an H200 (bench/results/trainer.md): a 1.5B model with every layer checkpointed takes 1.235 times as long as
@@ -259,37 +259,54 @@ def _smallest(changes: Iterator[Change]) -> str | None:
 
 
 def _train_changes(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Iterator[Change]:
-    def tried(text: str, **update: Any) -> Change:
+    for text, update in (*_same_results(recipe, card), *_other_results(recipe)):
         changed = recipe.model_copy(update=update)
-        budget = budget_bytes(changed, card)
-        return text, _train_at(changed, facts, budget)[0].peak <= budget
+        yield text, _train_at(changed, facts, budget_bytes(changed, card))[0].peak <= budget_bytes(changed, card)
 
+
+Update = tuple[str, dict[str, Any]]
+
+
+def _same_results(recipe: TrainRecipe, card: Card) -> Iterator[Update]:
+    """Changes that alter no result beyond rounding."""
     longest = recipe.max_prompt_length + recipe.max_completion_length
     if recipe.device.memory_gib < card.memory_gib:
         device = recipe.device.model_copy(update={"memory_gib": float(card.memory_gib)})
-        yield tried(f"device.memory_gib {card.memory_gib:g}", device=device)
+        yield f"device.memory_gib {card.memory_gib:g}", {"device": device}
     if recipe.micro_batch_tokens is not None and recipe.micro_batch_tokens > longest:
-        yield tried(f"micro_batch_tokens {longest}", micro_batch_tokens=longest)
+        yield f"micro_batch_tokens {longest}", {"micro_batch_tokens": longest}
     chunk = recipe.logit_chunk_tokens // 2
     while chunk >= SMALLEST_CHUNK:
-        yield tried(f"logit_chunk_tokens {chunk}", logit_chunk_tokens=chunk)
+        yield f"logit_chunk_tokens {chunk}", {"logit_chunk_tokens": chunk}
         chunk //= 2
     if runs_on_vllm(recipe):
-        yield tried("engine transformers", engine="transformers")
-    if recipe.device.kind == "cuda" and recipe.lora is None and recipe.optimizer.name.startswith("adamw"):
-        for name in ("adamw_offload", "adamw_8bit"):
-            if name != recipe.optimizer.name:
-                yield tried(f"optimizer {name}", optimizer=recipe.optimizer.model_copy(update={"name": name}))
+        yield "engine transformers", {"engine": "transformers"}
+    if _adam_on_a_card(recipe) and recipe.optimizer.name != "adamw_offload":
+        yield "optimizer adamw_offload", {"optimizer": _named(recipe, "adamw_offload")}
+
+
+def _other_results(recipe: TrainRecipe) -> Iterator[Update]:
+    """Changes that alter results, the least first: precision, lengths, what is trained."""
+    if _adam_on_a_card(recipe) and recipe.optimizer.name != "adamw_8bit":
+        yield "optimizer adamw_8bit", {"optimizer": _named(recipe, "adamw_8bit")}
     if recipe.device.kind == "cuda" and recipe.dtype == "float32":
-        yield tried("dtype bfloat16", dtype="bfloat16")
+        yield "dtype bfloat16", {"dtype": "bfloat16"}
     for length in _shorter(recipe.max_completion_length):
-        yield tried(f"max_completion_length {length}", max_completion_length=length)
+        yield f"max_completion_length {length}", {"max_completion_length": length}
     if recipe.lora is None:
-        plain = recipe.optimizer.model_copy(update={"name": "adamw"})
-        yield tried('lora {"r": 16}', lora=Lora(r=16), optimizer=plain)
-        yield tried('lora {"r": 16, "quantize": "nf4"}', lora=Lora(r=16, quantize="nf4"), optimizer=plain)
+        plain = _named(recipe, "adamw")
+        yield 'lora {"r": 16}', {"lora": Lora(r=16), "optimizer": plain}
+        yield 'lora {"r": 16, "quantize": "nf4"}', {"lora": Lora(r=16, quantize="nf4"), "optimizer": plain}
     elif recipe.lora.quantize == "none":
-        yield tried("lora.quantize nf4", lora=recipe.lora.model_copy(update={"quantize": "nf4"}))
+        yield "lora.quantize nf4", {"lora": recipe.lora.model_copy(update={"quantize": "nf4"})}
+
+
+def _adam_on_a_card(recipe: TrainRecipe) -> bool:
+    return recipe.device.kind == "cuda" and recipe.lora is None and recipe.optimizer.name.startswith("adamw")
+
+
+def _named(recipe: TrainRecipe, name: str) -> Optimizer:
+    return recipe.optimizer.model_copy(update={"name": name})
 
 
 def _eval_changes(recipe: EvalRecipe, card: Card, facts: ModelFacts) -> Iterator[Change]:

@@ -48,7 +48,7 @@ def test_a_plan_that_had_not_fitted_gives_its_own_change() -> None:
 
 def test_where_smaller_batches_are_not_enough_another_field_is_named() -> None:
     card = Card(40, "card")
-    wanted = recipe(40, micro_batch_tokens=20_000)
+    wanted = recipe(40, micro_batch_tokens=540_000)
     assert plan(wanted, card, facts=FACTS).fits
     advice = relief(wanted, card, FACTS)
     assert advice is not None

@@ -1,19 +1,19 @@
 """A pool of grading processes that can be killed: memory, CPU and wall-clock limits, one verdict for every answer.
 
 Model text can make a grader loop in C code, exhaust memory or crash. Each worker is a separate process
-(:mod:`core.tasks.pool_worker`) that speaks JSON lines over pipes; the parent holds the clock, kills with SIGKILL and starts
-a new one. A lost answer is a verdict ``timeout``, ``error`` or ``infra_error`` with its reason, never a silent zero, and
-its neighbours are not touched. No signals or alarms are used, so any thread may grade. It is not a security sandbox: the
-graders run no code from the answers in their own process; the code grader has a sandbox (:mod:`core.tasks.sandbox`).
+(:mod:`core.tasks.pool_worker`) that speaks JSON lines over a socket; the pool holds the clock, has it killed with SIGKILL
+and another one forked from a process that has the graders loaded. A lost answer is a verdict ``timeout``, ``error`` or
+``infra_error`` with its reason, never a silent zero, and its neighbours are not touched. No signals or alarms are used, so
+any thread may grade. It is not a security sandbox: the graders run no code from the answers in their own process; the code
+grader has a sandbox (:mod:`core.tasks.sandbox`).
 """
 
-import contextlib
 import json
 import math
 import os
 import queue
-import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -66,8 +66,8 @@ class VerifierPool:
         return list(self._threads.map(self._grade_one, jobs))
 
     def pids(self) -> list[int]:
-        """Process ids of the live workers."""
-        return [slot.process.pid for slot in self._all if slot.process is not None and slot.process.poll() is None]
+        """Process ids of the live workers and of the processes that fork them."""
+        return [pid for slot in self._all for pid in slot.pids()]
 
     def close(self) -> None:
         """End the workers after the answers in hand; calling it again does nothing."""
@@ -92,58 +92,52 @@ class VerifierPool:
             self._slots.put(slot)
 
 
-class _DiedError(Exception):
-    """The worker ended; ``signal_number`` is what ended it, or 0 when it left by itself."""
-
-    def __init__(self, returncode: int) -> None:
-        super().__init__(f"the grading process ended with status {returncode}")
-        self.signal_number = max(0, -returncode)
-
-
 class _Slot:
-    """One worker process, restarted whenever it was killed, died or has served its share."""
+    """One nursery and its worker; the worker is replaced whenever it was killed, died or has served its share."""
 
     def __init__(self, time_limit_s: float, memory_mb: int) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
         self._time_limit_s = time_limit_s
         self._memory_mb = memory_mb
-        self._versions: dict[str, str] = {}
-        self._served = 0
-        self._buffer = b""
+        self._nursery: _Nursery | None = None
+        self._worker: _Worker | None = None
+
+    def pids(self) -> list[int]:
+        """Process ids of the nursery and the worker, if they live."""
+        if self._nursery is None or not self._nursery.alive():
+            return []
+        return [self._nursery.process.pid, *([self._worker.pid] if self._worker else [])]
 
     def grade(self, job: Job) -> Verdict:
         """Grade one answer; when a worker that had served others breaks, the answer gets one fresh worker."""
         verifier = job.verifier or job.item.verifier
         while True:
+            had_nursery = self._nursery is not None
             try:
-                self._ready(verifier)
-            except (OSError, TimeoutError, _DiedError, _LoadFailedError) as problem:
+                nursery, worker = self._ready(verifier)
+            except (OSError, EOFError, _LoadFailedError) as problem:
                 self.stop()
-                reason = f"the grader could not be started: {problem}"
-                return Verdict(Outcome.INFRA_ERROR, reason, None, verifier, self._versions.get(verifier, ""))
-            fresh = self._served == 0
-            self._served += 1
-            verdict, broke = self._ask(job, verifier)
+                if had_nursery and not isinstance(problem, _LoadFailedError):
+                    continue  # it was killed from outside; a new one is tried once
+                reason = f"the grader could not be started: {problem or type(problem).__name__}"
+                return Verdict(Outcome.INFRA_ERROR, reason, None, verifier, "")
+            fresh = worker.served == 0
+            worker.served += 1
+            verdict, broke = self._ask(nursery, worker, job, verifier)
             if broke:
-                self.stop()
+                self._retire()
             if fresh or not broke or verdict.verdict is Outcome.TIMEOUT:
                 return verdict
 
     def stop(self) -> None:
-        """Kill the worker, if there is one, and collect it."""
-        process, self.process = self.process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        """Kill the worker and its nursery, if there are any, and collect them."""
+        self._retire()
+        if self._nursery is not None:
+            self._nursery.close()
+        self._nursery = None
 
-    def _ask(self, job: Job, verifier: str) -> tuple[Verdict, bool]:
+    def _ask(self, nursery: "_Nursery", worker: "_Worker", job: Job, verifier: str) -> tuple[Verdict, bool]:
         """Return the verdict and whether the worker is no longer to be trusted."""
-        version = self._versions[verifier]
+        version = nursery.versions[verifier]
         limit = time_limit(verifier, self._time_limit_s)
         request = {
             "verifier": verifier,
@@ -158,70 +152,145 @@ class _Slot:
             return Verdict(outcome, reason, None, verifier, version, (time.monotonic() - started) * 1000), True
 
         try:
-            reply = self._exchange(request, started + limit)
+            reply = worker.lines.exchange(request, started + limit)
             outcome = Outcome(reply["verdict"])
+            details = reply["details"]
+            verdict = Verdict(outcome, reply["reason"], reply["extracted"], verifier, version, reply["ms"], details)
         except TimeoutError:
             return failed(Outcome.TIMEOUT, f"grading took longer than {limit:g} s")
-        except _DiedError as death:
-            return failed(*self._death(death))
+        except EOFError:
+            self._worker = None
+            return failed(*self._death(nursery.reap(worker)))
         except (OSError, ValueError, KeyError, TypeError) as problem:
             return failed(Outcome.INFRA_ERROR, f"the grading process gave no usable reply: {problem}")
-        details = reply["details"]
-        verdict = Verdict(outcome, reply["reason"], reply["extracted"], verifier, version, reply["ms"], details)
         return verdict, bool(reply["out_of_memory"])
 
-    def _death(self, death: _DiedError) -> tuple[Outcome, str]:
-        match death.signal_number:
+    def _death(self, returncode: int | None) -> tuple[Outcome, str]:
+        """What the end of a worker means: the signal that ended it, or that it left without a reply."""
+        match -returncode if returncode is not None else signal.SIGKILL:
             case signal.SIGXCPU:
                 return Outcome.TIMEOUT, "grading used more CPU time than allowed"
             case signal.SIGKILL | signal.SIGTERM:
                 return Outcome.INFRA_ERROR, "the grading process was killed from outside"
             case number:
-                how = f"by signal {number}" if number else "without a reply"
+                how = f"by signal {number}" if number > 0 else "without a reply"
                 return Outcome.ERROR, f"the grading process ended {how} (memory limit {self._memory_mb} MiB)"
 
-    def _ready(self, verifier: str) -> None:
-        """Have a live worker with the grader imported."""
-        if self._served >= _ANSWERS_PER_PROCESS or (self.process is not None and self.process.poll() is not None):
+    def _ready(self, verifier: str) -> tuple["_Nursery", "_Worker"]:
+        """Have a nursery with the grader imported, and a worker forked after that."""
+        if self._nursery is not None and not self._nursery.alive():
             self.stop()
-        if self.process is None:
-            self.process = _start()
-            self._versions, self._served, self._buffer = {}, 0, b""
-        if verifier not in self._versions:
-            reply = self._exchange({"load": verifier}, time.monotonic() + _STARTUP_LIMIT_S)
-            if "failed" in reply:
-                raise _LoadFailedError(reply["failed"])
-            self._versions[verifier] = reply["version"]
+        if self._nursery is None:
+            self._nursery = _Nursery()
+        if verifier not in self._nursery.versions:
+            self._retire()
+            self._nursery.load(verifier)
+        if self._worker is not None and self._worker.served >= _ANSWERS_PER_PROCESS:
+            self._retire()
+        if self._worker is None:
+            self._worker = self._nursery.spawn()
+        return self._nursery, self._worker
 
-    def _exchange(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Send one line and read one; raises ``TimeoutError`` at the deadline and :class:`_DiedError` at end of file."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        source = self.process.stdin.fileno(), self.process.stdout.fileno()
+    def _retire(self) -> None:
+        """Kill the worker, if there is one; the next answer gets another."""
+        worker, self._worker = self._worker, None
+        if worker is not None and self._nursery is not None:
+            self._nursery.reap(worker)
+
+
+class _Worker:
+    """One forked process: its number, the socket to it, and how many answers it was given."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self.socket = socket.socket(fileno=descriptor)
+        self.lines = _Lines(self.socket)
+        self.served = 0
+
+
+class _Nursery:
+    """The process that has graders loaded and forks workers; ``versions`` are those of the graders it has."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self.process = _start(theirs.fileno())
+        self._lines = _Lines(self._socket)
+        self.versions: dict[str, str] = {}
+
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process.poll() is None
+
+    def load(self, verifier: str) -> None:
+        """Import a grader there; raises :class:`_LoadFailedError`."""
+        reply = self._lines.exchange({"load": verifier}, time.monotonic() + _STARTUP_LIMIT_S)
+        if "failed" in reply:
+            raise _LoadFailedError(reply["failed"])
+        self.versions[verifier] = reply["version"]
+
+    def spawn(self) -> _Worker:
+        """Fork a worker."""
+        reply = self._lines.exchange({"spawn": True}, time.monotonic() + _STARTUP_LIMIT_S)
+        return _Worker(reply["pid"], self._lines.descriptors.pop())
+
+    def reap(self, worker: _Worker) -> int | None:
+        """Kill the worker if it lives and return how it ended, or None where the nursery is gone too."""
+        worker.socket.close()
         try:
-            _write(source[0], json.dumps(request).encode() + b"\n", deadline)
+            returncode: int = self._lines.exchange({"reap": True}, time.monotonic() + _STARTUP_LIMIT_S)["returncode"]
+        except (OSError, EOFError):
+            return None
+        return returncode
+
+    def close(self) -> None:
+        """Kill the nursery, which ends its worker with it."""
+        self.process.kill()
+        self.process.wait()
+        self._socket.close()
+
+
+class _Lines:
+    """JSON lines over a socket, one reply to each request; file descriptors that come along are kept in ``descriptors``."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._buffer = b""
+        self.descriptors: list[int] = []
+
+    def exchange(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Send one line and read one; raises ``TimeoutError`` at the deadline and ``EOFError`` at the other side's end."""
+        try:
+            self._mind(deadline)
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
             while b"\n" not in self._buffer:
-                _wait(source[1], select.POLLIN, deadline)
-                chunk = os.read(source[1], 1 << 16)
+                self._mind(deadline)
+                chunk, descriptors, _flags, _address = socket.recv_fds(self._socket, 1 << 16, 1)
                 if not chunk:
-                    raise _DiedError(self.process.wait())
+                    raise EOFError
                 self._buffer += chunk
-        except BrokenPipeError:
-            raise _DiedError(self.process.wait()) from None
+                self.descriptors += descriptors
+        except (BrokenPipeError, ConnectionResetError):
+            raise EOFError from None
         line, _, self._buffer = self._buffer.partition(b"\n")
         reply = json.loads(line)
         if not isinstance(reply, dict):
             raise ValueError("not an object")
         return reply
 
+    def _mind(self, deadline: float) -> None:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        self._socket.settimeout(remaining)
+
 
 class _LoadFailedError(Exception):
     """The worker runs but its grader cannot be imported."""
 
 
-def _start() -> subprocess.Popen[bytes]:
-    """Start a worker with a small, fixed environment: same hash seed everywhere, one thread, nothing of ours leaks in."""
+def _start(descriptor: int) -> subprocess.Popen[bytes]:
+    """Start a nursery with a small, fixed environment: same hash seed everywhere, one thread, nothing of ours leaks in."""
     environment = {
         "PATH": os.environ.get("PATH", ""),
         "LANG": "C.UTF-8",
@@ -232,35 +301,15 @@ def _start() -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS": "1",
         **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
     }
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "core.tasks.pool_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+    return subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-P", "-m", "core.tasks.pool_worker", str(descriptor)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=environment,
-        bufsize=0,
+        pass_fds=(descriptor,),
     )
-    assert process.stdin is not None
-    os.set_blocking(process.stdin.fileno(), False)
-    return process
 
 
 def _inherited_path() -> Iterator[str]:
     yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-
-
-def _write(descriptor: int, data: bytes, deadline: float) -> None:
-    view = memoryview(data)
-    while view:
-        _wait(descriptor, select.POLLOUT, deadline)
-        with contextlib.suppress(BlockingIOError):
-            view = view[os.write(descriptor, view) :]
-
-
-def _wait(descriptor: int, event: int, deadline: float) -> None:
-    """Block until the pipe is ready (or hung up, which the following read or write reports)."""
-    poller = select.poll()
-    poller.register(descriptor, event)
-    remaining = deadline - time.monotonic()
-    if remaining <= 0 or not poller.poll(math.ceil(remaining * 1000)):
-        raise TimeoutError("no reply within the time limit")

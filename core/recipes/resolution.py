@@ -32,7 +32,7 @@ def fill_train(recipe: TrainRecipe) -> TrainRecipe:
             "algorithm": algorithm,
             "data": recipe.data.model_copy(update={"options": _sized(recipe.data.dataset, recipe.data.options)}),
             "rewards": _fill_rewards(recipe),
-            "engine": _engine(recipe.engine),
+            "engine": _engine(recipe),
             "looks": looks,
             "damage_stop": damage_stop,
         }
@@ -45,7 +45,7 @@ def fill_eval(recipe: EvalRecipe) -> EvalRecipe:
     return recipe.model_copy(
         update={
             "name": recipe.name or _name("eval", recipe.model, recipe.suites[0].suite.rpartition(":")[2]),
-            "engine": _engine(recipe.engine),
+            "engine": _engine(recipe),
             "prompt": prompt,
             "extrapolation": _fill_extrapolation(recipe),
             "suites": tuple(
@@ -117,9 +117,9 @@ def _sized(name: str, options: Options) -> Options:
     return {"size": DEFAULT_GYM_SIZE, **options} if name.startswith(GYM) else options
 
 
-def _engine(engine: str) -> str:
-    """``auto`` is the best engine that this release runs."""
-    return "transformers" if engine == "auto" else engine
+def _engine(recipe: TrainRecipe | EvalRecipe) -> str:
+    """``auto`` is transformers on a CPU; on a card it stays, since only the worker knows whether it has vLLM."""
+    return "transformers" if recipe.engine == "auto" and recipe.device.kind == "cpu" else recipe.engine
 
 
 def _name(*parts: Any) -> str:

@@ -82,6 +82,19 @@ _KEYS: dict[str, CurveInfo] = {
     "heldout/accuracy": CurveInfo("share", "Greedy accuracy on the look's held-out draw; draws differ by luck."),
     "heldout/delta": CurveInfo("share", "Paired difference of greedy accuracy against base on the same items."),
     "weights/changed_share": CurveInfo("share", "Share of weights that differ from the base model."),
+    "linearity/median_r2": CurveInfo(
+        "R2", "Median R2 of a sample of weights against the step so far; noise gives much too."
+    ),
+    "linearity/mean_r2": CurveInfo("R2", "Mean R2 of a sample of weights against the step so far."),
+    "linearity/share_above": CurveInfo("share", "Share of sampled weights with R2 above 0.7; read the excess first."),
+    "linearity/chance_share_above": CurveInfo(
+        "share", "The same share for random walks driven by this run's optimizer and schedule."
+    ),
+    "linearity/excess": CurveInfo("share", "Share above R2 0.7 beyond what such walks give; about 0 is chance."),
+    "early/linearity_breaking": CurveInfo(
+        "",
+        "1 while the excess over chance has stayed below half of its peak for 5 steps, where that peak was 0.1 or more.",
+    ),
     "lr": CurveInfo("", "Learning rate of the step's last update."),
     "regrounding/effective_steps": CurveInfo(
         "steps", "Real steps plus what the jumps so far were worth; a real step is worth 1."

@@ -247,6 +247,7 @@ def _inputs(
     return {name: torch.cat(parts) for name, parts in kept.items() if parts}
 
 
+@torch.no_grad()
 def _terms(name: str, weight0: Tensor, weight1: Tensor, x0_NH: Tensor, x1_NH: Tensor) -> dict[str, Any]:
     w0, dw = weight0.double().cpu(), weight1.double().cpu() - weight0.double().cpu()
     x0, dx = x0_NH.double(), x1_NH.double() - x0_NH.double()

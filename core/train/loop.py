@@ -7,9 +7,8 @@ checkpoint and replays: streams are named by step, so the same samples, updates 
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
@@ -28,11 +27,13 @@ from core.store.models import Checkpoint
 from core.tasks.pool import VerifierPool
 from core.tasks.rewards import RewardSpec
 from core.train import adapters, checkpoints, prespecify
+from core.train.following import Follower
 from core.train.guards import refuse_nonfinite_weights
 from core.train.looks import LookKeeper
 from core.train.pass_rate import Asker, filtered
 from core.train.policy import Policy, load_policy
 from core.train.prepare import Prepared, prepare
+from core.train.progress import Progress
 from core.train.regrounding import CYCLE_START, regrounder_of
 from core.train.rewarding import rewards_of
 from core.train.step import StepRunner
@@ -77,23 +78,6 @@ def _requested(context: RunContext) -> Outcome | None:
             return Outcome("interrupted", "the worker is shutting down")
         case None:
             return None
-
-
-@dataclass
-class _Progress:
-    """Where the run stands. ``worked_s`` is the time spent by earlier attempts up to the checkpoint they left."""
-
-    step: int = 0
-    nonfinite: int = 0
-    worked_s: float = 0.0
-    began: float = field(default_factory=monotonic)
-
-    @property
-    def elapsed_s(self) -> float:
-        return self.worked_s + monotonic() - self.began
-
-    def state(self) -> dict[str, Any]:
-        return {"nonfinite": self.nonfinite, "worked_s": round(self.elapsed_s, 3)}
 
 
 class _Training:
@@ -171,7 +155,8 @@ class _Training:
             validation=self._prepared.validation,
             begins_at=begins_at,
         )
-        self._progress = _Progress()
+        self._follower = Follower(context, recipe, self._policy, begins_at)
+        self._progress = Progress()
         self._saved_step: int | None = None
         self._hashed: tuple[int, str] | None = None
 
@@ -221,6 +206,7 @@ class _Training:
         result = self._steps.run(step)
         if result is None:
             return self._requested()
+        self._follower.observe(step)
         self._progress.step = step
         self._progress.nonfinite = result.nonfinite_in_a_row(self._progress.nonfinite)
         return self._finish(step)
@@ -233,6 +219,7 @@ class _Training:
         if begins:
             # The weights are those after the jump, whatever was saved or hashed before.
             self._hashed = self._saved_step = None
+            self._follower.jumped()
         due = begins or step % self._recipe.save.every == 0 or step == self._recipe.max_steps
         if due and self._saved_step != step:
             self._save(step)
@@ -382,16 +369,17 @@ class _Training:
                 f"the parent's optimizer state does not fit optimizer {self._recipe.optimizer.name}: {problem}; keep the "
                 "parent's optimizer, or start a new run with that checkpoint as its model",
             ) from problem
-        self._progress = _Progress(step)
+        self._progress = Progress(step)
 
     def _restore(self, folder: Path, step: int) -> None:
         """Take weights, moments and counters from a verified folder; those of step 0 are the base model's, loaded already."""
         if step > 0:
             self._policy.restore(folder)
             state = checkpoints.read_trainer_state(folder)
-            self._progress = _Progress(step, state["nonfinite"], state["worked_s"])
+            self._progress = Progress(step, state["nonfinite"], state["worked_s"])
             # The version of the weights follows from the steps that made them, in every attempt.
             self._engine.update_weights(weights_version(self._recipe, step))
+        self._follower.restore(folder, step)
         self._log.info("continuing from the checkpoint of step %d", step)
 
     def _save(self, step: int) -> None:
@@ -406,6 +394,7 @@ class _Training:
             weights_sha256=self._hash(),
             with_optimizer=step > 0,
             state=self._progress.state() | cycle,
+            beside=self._follower.save,
         )
         with context.db.fenced(context.fence) as session:
             checkpoint_rows.add(

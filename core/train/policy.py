@@ -3,7 +3,7 @@
 The reference (the base model, frozen) is here too, since the two are always compared. Rollouts and losses are not.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,9 +76,19 @@ class Policy:
         return changed_share(self.optimizer.parameters, reference).share
 
     def save(
-        self, directory: Path, *, step: int, weights_sha256: str, with_optimizer: bool, state: Mapping[str, Any]
+        self,
+        directory: Path,
+        *,
+        step: int,
+        weights_sha256: str,
+        with_optimizer: bool,
+        state: Mapping[str, Any],
+        beside: Callable[[Path], None] = lambda folder: None,
     ) -> checkpoints.WrittenCheckpoint:
-        """Write a checkpoint folder; its weights are the fp32 masters, adapters merged in and beside them."""
+        """Write a checkpoint folder; its weights are the fp32 masters, adapters merged in and beside them.
+
+        ``beside`` may write further files into the folder.
+        """
 
         def save_files(folder: Path) -> None:
             if self.adapters is None:
@@ -87,6 +97,7 @@ class Policy:
                 save_model(self.model, folder, torch.float32, weights=self._exact(self.adapters))
                 self.adapters.write(folder, self.optimizer.masters)
             self.tokenizer.save_pretrained(str(folder))
+            beside(folder)
 
         return checkpoints.write_checkpoint(
             directory,

@@ -28,8 +28,9 @@ ALLOWED: dict[str, set[str]] = {
     "core.evals": STORE | MIDDLE,
     "core.dynamics": STORE | MIDDLE,
     "core.train": STORE | MIDDLE | {"core.evals", "core.dynamics"},
-    "worker": STORE | MIDDLE | {"core.train", "core.evals", "core.dynamics"},
-    "api": STORE | MIDDLE | {"core.train", "core.evals", "core.dynamics", "worker"},
+    "core.weights": STORE | MIDDLE | {"core.evals", "core.train"},
+    "worker": STORE | MIDDLE | {"core.train", "core.evals", "core.dynamics", "core.weights"},
+    "api": STORE | MIDDLE | {"core.train", "core.evals", "core.dynamics", "core.weights", "worker"},
     "client": BASE | {"core.store", "core.recipes", "worker"},
 }
 LIGHT = [

@@ -17,6 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from core.jobs import Outcome, RunContext, UserError
 from core.recipes import AnalysisRecipe, EvalRecipe, RecipeError, TrainRecipe, load_recipe
+from core.recipes.analysis import ComputeSpec
+from core.recipes.weights import WEIGHTS
 from core.settings import Settings
 from core.store import queue, runs
 from core.store.database import Database, Fence
@@ -78,6 +80,10 @@ def dispatch(context: RunContext) -> Outcome:
             from core.evals.job import run_evaluation
 
             return run_evaluation(context)
+        case AnalysisRecipe(compute=[ComputeSpec(name=name)]) if name in WEIGHTS:
+            from core.weights.job import run_weights
+
+            return run_weights(context)
         case AnalysisRecipe():
             from core.dynamics.job import run_analysis
 

@@ -52,11 +52,18 @@ class FolderWeights(Weights):
         self._open.clear()
 
     def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._file(name).get_tensor(name)
+        return tensor.float() if tensor.is_floating_point() else tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one weight, without reading it."""
+        return tuple(self._file(name).get_slice(name).get_shape())
+
+    def _file(self, name: str) -> Any:
         path = self._files[name]
         if path not in self._open:
             self._open[path] = safe_open(str(path), framework="pt")
-        tensor: Tensor = self._open[path].get_tensor(name)
-        return tensor.float() if tensor.is_floating_point() else tensor
+        return self._open[path]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

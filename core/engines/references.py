@@ -18,16 +18,25 @@ from core.store.errors import StoreError
 from core.store.fencing import Fence
 from core.store.models import Checkpoint
 
+SOURCE_RUN = "source_run"
+"""Key of a computed checkpoint's provenance: the train run from whose checkpoints it was made."""
+FORM = "format"
+"""Key of an exported checkpoint's provenance: gguf and adapter folders are files to take away, not models to load."""
+
 _RUN_REFERENCE = re.compile(r"run:([0-9a-f]{4,12})/(best|last|step-(\d+))")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A folder of weights. ``sha256`` is the checkpoint's weights hash, None for a model that is not a checkpoint."""
+    """A folder of weights. ``sha256`` is the checkpoint's weights hash, None for a model that is not a checkpoint.
+
+    ``run_id`` is the train run that the weights stem from, also where an analysis computed them from its checkpoints.
+    """
 
     folder: Path
     reference: str
     sha256: str | None
+    run_id: str | None = None
 
 
 def find_model(db: Database, settings: Settings, fence: Fence, reference: str) -> ModelSource:
@@ -50,7 +59,7 @@ def find_model(db: Database, settings: Settings, fence: Fence, reference: str) -
             f"model {reference!r}: this run began with {_name(row)}, whose checkpoint was deleted since; post the recipe "
             "anew with a checkpoint that is there"
         )
-    return ModelSource(settings.home / row.path, _name(row), row.sha256)
+    return ModelSource(settings.home / row.path, _name(row), row.sha256, row.provenance.get(SOURCE_RUN, row.run_id))
 
 
 def start_model(session: Session, run_id: str, reference: str) -> str:
@@ -88,4 +97,6 @@ def find_checkpoint(session: Session, reference: str) -> Checkpoint:
         steps = [str(one.step) for one in checkpoints.list_(session, run.id)]
         have = f"has checkpoints of steps {', '.join(steps)}" if steps else "has no checkpoint yet"
         raise ModelError(f"model {reference!r} is not there: run {run.id} {have}")
+    if (form := row.provenance.get(FORM, "hf")) != "hf":
+        raise ModelError(f"model {reference!r} is an export as {form}, which is a file to take away; name what it was made of")
     return row

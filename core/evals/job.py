@@ -98,7 +98,7 @@ def _plan(context: RunContext, recipe: EvalRecipe) -> _Plan:
         others = list(_others(session, recipe, model, trained))
     prompt = recipe.prompt or (trained.prompt if trained else Prompt())
     asks_holdout = any(spec.suite == HOLDOUT_SUITE for spec in recipe.suites)
-    holdout = _holdout(context, model, trained) if asks_holdout else None
+    holdout = heldout_items(context, model, trained) if asks_holdout else None
     suites = tuple(
         resolve_suite(
             spec,
@@ -135,10 +135,10 @@ def _trained(session: Session, model: ModelSource) -> TrainRecipe | None:
 
 
 def _run_id(model: ModelSource) -> str:
-    return model.reference.removeprefix("run:").partition("/")[0]
+    return model.run_id or model.reference.removeprefix("run:").partition("/")[0]
 
 
-def _holdout(context: RunContext, model: ModelSource, trained: TrainRecipe | None) -> ItemSet | None:
+def heldout_items(context: RunContext, model: ModelSource, trained: TrainRecipe | None) -> ItemSet | None:
     """Draw the train run's held-out items again: the same seed gives the same items, as long as the data is the same."""
     if trained is None or trained.data.holdout == 0:
         return None

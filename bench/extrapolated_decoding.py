@@ -16,6 +16,7 @@ plugin: ``pip install --no-deps --no-build-isolation --target SITE .``. Writes `
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,7 @@ def _prepare(case: Case) -> None:
 
 
 def _llm(case: Case, folder: Path, **extra: Any) -> tuple[Any, float]:
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     import vllm
 
     began = time.monotonic()

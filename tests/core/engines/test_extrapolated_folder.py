@@ -76,7 +76,7 @@ def test_weights_on_another_file_system_are_linked_by_name(write, tmp_path, monk
 
 def test_two_architectures_are_refused_by_the_field_that_differs(write, build_llama, tmp_path):
     narrow, wide = write("narrow"), write("wider", build_llama(rms_norm_eps=1e-3))
-    with pytest.raises(ModelError, match="rms_norm_eps is 1e-06 in a and 0.001 in b"):
+    with pytest.raises(ModelError, match=r"rms_norm_eps is 1e-06 in a and 0\.001 in b"):
         check_pair(narrow.folder, wide.folder)
 
 

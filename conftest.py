@@ -5,6 +5,7 @@ Under ``CI`` nothing may be missing: a missing part is then an error, so that a 
 
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ def _missing() -> dict[str, str]:
     missing = {}
     if not any(shutil.which(name) for name in CHROMIUM_NAMES):
         missing["browser"] = "Chromium is not installed"
+    if find_spec("vllm") is None:
+        missing["vllm"] = "vLLM is not installed"
     data = os.environ.get("DRIFTLINE_DATA", "")
     if not data or not Path(data).is_dir():
         missing["data"] = "DRIFTLINE_DATA names no folder"

@@ -77,13 +77,18 @@ class Home:
         return {key: [point.value for point in curve.points] for key, curve in found.items()}
 
 
+def reference(model: Path) -> str:
+    """The name of a model folder in recipes: with its parent's, so that it is never that of the bundled model."""
+    return f"{model.parent.name}/{model.name}"
+
+
 def open_home(folder: Path, model: Path, data: Path) -> Home:
-    """Make a home in ``folder`` whose models lie beside ``model`` and whose items lie in ``data``."""
+    """Make a home in ``folder`` whose items lie in ``data`` and whose recipes can name ``model`` (by :func:`reference`)."""
     settings = Settings(
         home=folder,
         database_url=f"sqlite:///{folder / 'driftline.db'}",
         broker_url="",
-        models_dir=model.parent,
+        models_dir=model.parent.parent,
         data_dir=data,
     )
     migrate(settings.database_url)

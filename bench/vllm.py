@@ -65,7 +65,7 @@ def grpo(case: Case) -> dict[str, Any]:
 
 
 def _steps(case: Case, engine: str) -> dict[str, Any]:
-    from bench.runs import open_home
+    from bench.runs import open_home, reference
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -75,7 +75,7 @@ def _steps(case: Case, engine: str) -> dict[str, Any]:
         run_id, outcome = home.run(
             {
                 "kind": "train",
-                "model": case.model.name,
+                "model": reference(case.model),
                 "data": {"dataset": "file:sums.jsonl"},
                 "prompt": {"suffix": " Answer with the number alone.", "system": ""},
                 "max_steps": case.steps,
@@ -251,7 +251,7 @@ def plain(case: Case) -> dict[str, Any]:
 
 def evaluation(case: Case) -> dict[str, Any]:
     """The same items through an evaluation run; every call of the engine is timed."""
-    from bench.runs import open_home
+    from bench.runs import open_home, reference
     from core.engines.vllm_engine import VllmEngine
     from core.store import evaluations
 
@@ -275,7 +275,7 @@ def evaluation(case: Case) -> dict[str, Any]:
         run_id, outcome = home.run(
             {
                 "kind": "eval",
-                "model": case.model.name,
+                "model": reference(case.model),
                 "suites": ["file:gsm8k.jsonl"],
                 "max_prompt_length": PROMPT_TOKENS,
                 "max_completion_length": NEW_TOKENS,

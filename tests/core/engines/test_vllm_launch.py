@@ -142,3 +142,19 @@ def test_a_start_leaves_the_environment_as_it_was(monkeypatch):
     assert inside == {"VLLM_HOST_IP": "127.0.0.1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     assert "VLLM_HOST_IP" not in vllm_launch.os.environ
     assert vllm_launch.os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+
+
+def test_a_checkpoints_moments_are_kept_from_vllm(tmp_path):
+    from safetensors.torch import save_file
+
+    checkpoint = tmp_path / "step-3"
+    checkpoint.mkdir()
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        save_file({"w": torch.zeros(2)}, checkpoint / name)
+    (checkpoint / "config.json").write_text("{}")
+    with vllm_launch._weights_alone(checkpoint) as served:
+        assert sorted(file.name for file in served.iterdir()) == ["config.json", "model.safetensors"]
+    assert not served.exists()
+    (checkpoint / "optimizer.safetensors").unlink()
+    with vllm_launch._weights_alone(checkpoint) as served:
+        assert served == checkpoint

@@ -25,8 +25,9 @@ from types import TracebackType
 from typing import Any
 
 from core.tasks.items import Item
-from core.tasks.verifiers import time_limit
+from core.tasks.verifiers import time_limit, version_of
 from core.tasks.verifiers.verdict import Outcome, Verdict
+from core.tasks.verifiers.whole_numbers import judged
 
 _ROOT = Path(__file__).resolve().parents[2]
 _STARTUP_LIMIT_S = 120.0
@@ -85,6 +86,11 @@ class VerifierPool:
         self.close()
 
     def _grade_one(self, job: Job) -> Verdict:
+        if (job.verifier or job.item.verifier) == "math":
+            started = time.monotonic()
+            if (plain := judged(job.item, job.text)) is not None:
+                ms = (time.monotonic() - started) * 1000
+                return Verdict(plain.verdict, plain.reason, plain.extracted, "math", version_of("math"), ms)
         slot = self._slots.get()
         try:
             return slot.grade(job)

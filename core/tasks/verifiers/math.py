@@ -32,6 +32,7 @@ from core.tasks.verifiers.boxed import after_thinking, last_boxed
 from core.tasks.verifiers.latex_text import normalise, plain, split_top, squashed
 from core.tasks.verifiers.rational import Exact, exact, same_value
 from core.tasks.verifiers.verdict import Judgement, Outcome
+from core.tasks.verifiers.whole_numbers import verdict_on
 
 VERSION = f"math/1+{version('math-verify')}+{version('sympy')}"
 
@@ -67,9 +68,7 @@ def grade(item: Item, text: str, *, boxed_only: bool = False) -> Judgement:
         return Judgement(Outcome.NO_ANSWER, "no box" if boxed_only else "no box and no 'answer is'")
     if len(answer) > _MAX_ANSWER:
         return Judgement(Outcome.WRONG, f"the answer is longer than {_MAX_ANSWER} characters", answer[:_MAX_ANSWER])
-    if equal(item.gold, answer):
-        return Judgement(Outcome.CORRECT, "equals the reference", answer)
-    return Judgement(Outcome.WRONG, "does not equal the reference", answer)
+    return verdict_on(equal(item.gold, answer), answer)
 
 
 def extract(text: str, *, boxed_only: bool = False) -> str | None:

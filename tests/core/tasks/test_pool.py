@@ -24,8 +24,9 @@ def sum_of(answer: str) -> Item:
     return Item("i", "p", answer, "math")
 
 
-GOOD = Job(sum_of("5"), r"\boxed{5}")
-BAD = Job(sum_of("5"), r"\boxed{6}")
+# With a decimal point, since the pool itself judges whole numbers and these are for its processes.
+GOOD = Job(sum_of("5"), r"\boxed{5.0}")
+BAD = Job(sum_of("5"), r"\boxed{6.0}")
 TOWER = Job(sum_of("5"), r"\boxed{9^{9^{9^{9}}}}")
 FACTORIAL = Job(sum_of("3"), r"\boxed{100000000!}")
 NEST = Job(sum_of("3"), r"\boxed{" + "(" * 200 + "x" + ")" * 200 + "}")
@@ -65,7 +66,7 @@ def test_deep_nests_end_with_a_verdict_and_a_reason(pool):
 
 def test_a_verdict_names_its_grader_version_answer_and_time(pool):
     (verdict,) = pool.grade([GOOD])
-    assert (verdict.verifier, verdict.extracted, verdict.score) == ("math", "5", 1.0)
+    assert (verdict.verifier, verdict.extracted, verdict.score) == ("math", "5.0", 1.0)
     assert verdict.version.startswith("math/")
     assert verdict.ms > 0
 
@@ -106,7 +107,7 @@ def test_grading_works_off_the_main_thread_and_from_several_at_once(pool):
 
 
 def test_long_text_passes_through(pool):
-    assert verdicts(pool, [Job(sum_of("5"), "thinking " * 100_000 + r"\boxed{5}")]) == [Outcome.CORRECT]
+    assert verdicts(pool, [Job(sum_of("5"), "thinking " * 100_000 + r"\boxed{5.0}")]) == [Outcome.CORRECT]
 
 
 def test_memory_beyond_the_limit_is_an_error_with_the_limit_named():
@@ -127,7 +128,7 @@ def test_closing_ends_the_workers_and_grading_afterwards_is_refused():
         closed.grade([GOOD])
 
 
-@pytest.mark.parametrize("answer", [r"\boxed{5}", r"\boxed{9^{9^{9^{9}}}}"])
+@pytest.mark.parametrize("answer", [r"\boxed{5.0}", r"\boxed{9^{9^{9^{9}}}}"])
 def test_workers_end_when_their_parent_is_killed(answer):
     code = (
         "import sys, threading\n"
@@ -135,7 +136,7 @@ def test_workers_end_when_their_parent_is_killed(answer):
         "from core.tasks.pool import Job, VerifierPool\n"
         "pool = VerifierPool(workers=1, time_limit_s=2)\n"
         "item = Item('i', 'p', '5', 'math')\n"
-        "pool.grade([Job(item, '\\\\boxed{5}')])\n"
+        "pool.grade([Job(item, '\\\\boxed{5.0}')])\n"
         "print(*pool.pids(), flush=True)\n"
         "pool.grade([Job(item, sys.argv[1])])\n"
         "threading.Event().wait()\n"

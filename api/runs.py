@@ -71,15 +71,14 @@ def create_run(
     tasks: BackgroundTasks,
     key: IdempotencyKey = None,
     dry_run: Annotated[bool, Query(description="validate and plan, store nothing")] = False,
-    probe: Annotated[bool, Query(description="not available in this release")] = False,
+    probe: Annotated[
+        bool, Query(description="measure the recipe for two minutes on a worker instead of running it")
+    ] = False,
 ) -> Response:
     """Accept a recipe as a run, or say everything that is wrong with it."""
-    if probe:
+    if probe and dry_run:
         raise InvalidRequest(
-            "the two-minute preflight is not available in this release",
-            param="probe",
-            code="not_available",
-            hint="use dry_run=true for the plan without a measurement",
+            "a dry run stores nothing, and a probe is a run", param="probe", hint="ask for one of dry_run and probe"
         )
     with parts.db.read() as session:
         wanted = submission.read(session, raw, parts.settings)
@@ -87,12 +86,15 @@ def create_run(
             return JSONResponse(plans.dry_run(session, wanted, parts.settings))
         submission.refuse_missing(wanted)
         plans.refuse_unfit(session, wanted, parts.settings)
+        if probe:
+            submission.refuse_unprobeable(wanted)
 
     def create(session: Session) -> tuple[int, dict[str, Any]]:
-        run = submission.store(session, wanted)
+        run = submission.store(session, wanted, probe=probe)
         return 201, document(session, run, parts.settings)
 
-    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=b"POST /runs\n" + raw, work=create)
+    request = (b"POST /runs?probe=true\n" if probe else b"POST /runs\n") + raw
+    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, work=create)
     return _created(answer, tasks, parts.ring)
 
 

@@ -76,6 +76,11 @@ class DriftlineClient:
         headers = _JSON | ({"Idempotency-Key": idempotency_key} if idempotency_key else {})
         return self._write("POST", "/runs", headers=headers, **_body(recipe))
 
+    def probe(self, recipe: Mapping[str, Any] | bytes | str, *, idempotency_key: str | None = None) -> Json:
+        """Post a train recipe to be measured for two minutes instead of run; the run's ``probe_report`` is the answer."""
+        headers = _JSON | ({"Idempotency-Key": idempotency_key} if idempotency_key else {})
+        return self._write("POST", "/runs", params={"probe": "true"}, headers=headers, **_body(recipe))
+
     def dry_run(self, recipe: Mapping[str, Any] | bytes | str) -> Json:
         """Validate and plan a recipe; nothing is stored."""
         return self._write("POST", "/runs", params={"dry_run": "true"}, headers=_JSON, **_body(recipe))

@@ -74,6 +74,13 @@ def submit(given: Arguments) -> int:
     return following.submit(given.file, detach=given.detach, dry_run=given.dry_run, key=key, as_json=given.json)
 
 
+def probe(given: Arguments) -> int:
+    """Measure a train recipe for two minutes on a worker instead of running it."""
+    from client import probing
+
+    return probing.probe(given.file, as_json=given.json)
+
+
 def list_runs(given: Arguments) -> int:
     """List runs, newest first."""
     from client import commands
@@ -206,6 +213,8 @@ def _service_commands(command: Callable[..., Parser]) -> None:
     made.add_argument("-d", "--detach", action="store_true", help="post it and return at once")
     made.add_argument("--dry-run", action="store_true", help="validate and plan; store nothing")
     made.add_argument("--idempotency-key", metavar="KEY", help="repeats with the same key never make a second run")
+    made = command("probe", probe, run=False)
+    made.add_argument("file", metavar="FILE", help="train recipe as JSON; - reads standard input")
     made = command("list", list_runs, run=False)
     for name, text in (
         ("state", "in this state"),

@@ -15,7 +15,7 @@ DETACHED = 130
 
 def submit(file: str, *, detach: bool, dry_run: bool, key: str | None, as_json: bool) -> int:
     """Post the recipe in ``file`` (``-`` is standard input) and follow the run."""
-    recipe = _read(file)
+    recipe = read(file)
     with DriftlineClient() as client:
         if dry_run:
             return _dry_run(client, recipe, as_json=as_json)
@@ -68,7 +68,8 @@ def accompany(client: DriftlineClient, run: Json, *, as_json: bool, last_words: 
     return status
 
 
-def _read(file: str) -> bytes:
+def read(file: str) -> bytes:
+    """The bytes of a recipe file, or of standard input for ``-``."""
     if file == "-":
         return sys.stdin.buffer.read()
     try:

@@ -64,3 +64,5 @@ class RunContext:
     control: Control
     device: Mapping[str, Any]
     log: logging.Logger
+    probe: bool = False
+    """Whether a train recipe is only probed: measured for two minutes instead of run."""

@@ -72,6 +72,10 @@ def main(argv: Sequence[str], job: Job | None = None) -> int:
 def dispatch(context: RunContext) -> Outcome:
     """Run the job of the recipe's kind; the import of its libraries happens here."""
     match context.recipe:
+        case TrainRecipe() if context.probe:
+            from core.train.probe import run_probe
+
+            return run_probe(context)
         case TrainRecipe():
             from core.train.loop import run_training
 
@@ -98,7 +102,8 @@ def run_attempt(fence: Fence, settings: Settings, control: PipeControl, log: log
     db = Database(settings.database_url)
     with db.fenced(fence) as session:
         queue.runner_started(session, fence, pid=os.getpid(), versions=_versions())
-        stored = runs.get(session, fence.run_id).recipe
+        run = runs.get(session, fence.run_id)
+        stored, probe = run.recipe, run.probe
     try:
         context = RunContext(
             run_id=fence.run_id,
@@ -110,6 +115,7 @@ def run_attempt(fence: Fence, settings: Settings, control: PipeControl, log: log
             control=control,
             device=device.as_dict(),
             log=log,
+            probe=probe,
         )
         outcome = (job or dispatch)(context)
     except UserError as error:

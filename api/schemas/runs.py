@@ -109,6 +109,8 @@ class Run(RunSummary):
     recipe_diff: Document | list[Document] | None
     error: RunError | None
     prespecification_id: str | None
+    probe: bool = Field(description="measured for two minutes instead of run")
+    probe_report: Document | None = Field(description="what a finished probe measured")
     after: list[str]
     max_attempts: int
     cancel_requested_at: Time | None

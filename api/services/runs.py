@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from api.times import iso
 from core.settings import Settings
-from core.store import metrics, runs
+from core.store import events, metrics, runs
 from core.store.database import now
 from core.store.models import Attempt, Run
 from core.store.states import FINAL, HELD, RunState
@@ -68,12 +68,20 @@ def document(session: Session, run: Run, settings: Settings) -> dict[str, Any]:
         "recipe_diff": run.recipe_diff,
         "error": _error(run.error),
         "prespecification_id": run.prespecification_id,
+        "probe": run.probe,
+        "probe_report": _probe_report(session, run),
         "after": run.after,
         "max_attempts": run.max_attempts,
         "cancel_requested_at": iso(run.cancel_requested_at),
         "pause_requested_at": iso(run.pause_requested_at),
         "links": _links(run),
     }
+
+
+def _probe_report(session: Session, run: Run) -> dict[str, Any] | None:
+    """What the last finished attempt of a probe measured."""
+    reports = events.payloads(session, run.id, "probe_report") if run.probe else []
+    return reports[-1] if reports else None
 
 
 def waiting(session: Session, run: Run) -> dict[str, Any] | None:

@@ -26,7 +26,6 @@ from core.recipes import (
     resolved,
 )
 from core.recipes.jsontext import read_object
-from core.recipes.trajectories import locate
 from core.settings import Settings
 from core.store import checkpoints, runs
 from core.store.errors import Ambiguous, NotFound
@@ -81,8 +80,21 @@ def refuse_missing(submission: Submission) -> None:
         raise RecipeError.of(submission.missing)
 
 
-def store(session: Session, submission: Submission, lineage: Lineage | None = None) -> Run:
-    """Create the run, with its doorbell, and freeze its prespecification before any result can exist."""
+def refuse_unprobeable(submission: Submission) -> None:
+    """A probe measures rollouts, so it needs a train recipe that has some. Raises :class:`RecipeError`."""
+    recipe = submission.recipe
+    if not isinstance(recipe, TrainRecipe):
+        raise RecipeError("kind", f"a probe measures a train recipe, not one of kind {recipe.kind}", "post it as it is")
+    if recipe.algorithm.supervised:
+        message = f"a probe measures rollouts, and {recipe.algorithm.name} has none"
+        raise RecipeError("algorithm.name", message, "?dry_run=true gives its plan")
+
+
+def store(session: Session, submission: Submission, lineage: Lineage | None = None, *, probe: bool = False) -> Run:
+    """Create the run, with its doorbell, and freeze its prespecification before any result can exist.
+
+    A ``probe`` has no looks, so nothing is prespecified for it.
+    """
     recipe = submission.recipe
     run = runs.create(
         session,
@@ -101,8 +113,9 @@ def store(session: Session, submission: Submission, lineage: Lineage | None = No
         parent_step=lineage.parent_step if lineage else None,
         recipe_diff=lineage.recipe_diff if lineage else None,
         exploratory=lineage.exploratory if lineage else False,
+        probe=probe,
     )
-    if isinstance(recipe, TrainRecipe):
+    if isinstance(recipe, TrainRecipe) and not probe:
         prespecs.freeze_for(session, run, recipe)
     return run
 

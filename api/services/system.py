@@ -33,7 +33,6 @@ _DAY_S = 86_400.0
 
 # What the contract describes and this release does not do; recipes that need such a thing are refused by field name.
 FEATURES_MISSING = (
-    "POST /runs?probe=true",
     "POST /prespecifications and proof bundles",
     "GET /runs/{id}/events/stream (poll /events?after= instead)",
     "POST /checkpoints/{id}/export",

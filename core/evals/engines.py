@@ -18,7 +18,7 @@ from core.engines.vllm_launch import EngineDiedError, EngineStartError, EngineUn
 from core.jobs import RunContext, UserError
 from core.planning.engine import eval_demand, train_demand
 from core.planning.facts import PlanError, folder_facts
-from core.planning.memory import GIB, element_bytes, kv_bytes_per_token
+from core.planning.memory import GIB, element_bytes, kv_bytes_per_token, train_memory
 from core.planning.plan import Batches, Card, budget_bytes, eval_tokens, train_batches
 from core.recipes import EvalRecipe, TrainRecipe
 from core.recipes.catalogue import ModelFacts
@@ -26,11 +26,12 @@ from core.recipes.catalogue import ModelFacts
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """The chosen engine and the batch sizes that the memory plan was made for."""
+    """The chosen engine, the batch sizes that the memory plan was made for, and the peak it foresees in torch's allocator."""
 
     name: EngineName
     sizes: Sizes
     batches: Batches
+    allocated_gib: float
 
 
 def chosen_engine(context: RunContext, recipe: TrainRecipe | EvalRecipe) -> EngineName:
@@ -49,7 +50,9 @@ def plan_training(context: RunContext, recipe: TrainRecipe, folder: Path) -> Tra
     batches = train_batches(planned, facts, budget_bytes(planned, _card(context)))
     demand = train_demand(planned, batches.rollout)
     kv_bytes = demand.cache_tokens * kv_bytes_per_token(facts, element_bytes(recipe.dtype))
-    return TrainPlan(name, Sizes(demand.length, demand.sequences, batches.rollout, kv_bytes), batches)
+    memory = train_memory(planned, facts, batches.micro, batches.rollout, batches.layers)
+    sizes = Sizes(demand.length, demand.sequences, batches.rollout, kv_bytes)
+    return TrainPlan(name, sizes, batches, memory.allocated / GIB)
 
 
 def open_for_training(

@@ -69,7 +69,8 @@ def create(
     at = now(session)
     after_ids = list(dict.fromkeys(get(session, other).id for other in after))
     serialise(session, f"family:{family_hash}")
-    earlier = session.scalar(select(func.count()).select_from(Run).where(Run.family_hash == family_hash)) or 0
+    family = select(func.count()).select_from(Run).where(Run.family_hash == family_hash, Run.probe.is_(False))
+    earlier = session.scalar(family) or 0  # a probe is no try at the recipe
     run = Run(
         kind=kind, name=name, state=state, recipe=dict(recipe), submitted=dict(submitted), recipe_hash=recipe_hash,
         family_hash=family_hash, model=model, device_kind=_device_kind(recipe), priority=priority, created_at=at,

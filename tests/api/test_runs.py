@@ -106,13 +106,6 @@ def test_dry_run_reports_missing_features(client: TestClient) -> None:
     assert [problem["param"] for problem in body["features_missing"]] == ["lora"]
 
 
-def test_probe_is_refused_by_name(client: TestClient) -> None:
-    answer = client.post("/runs?probe=true", json=recipe())
-    assert answer.status_code == 422
-    assert answer.json()["error"]["param"] == "probe"
-    assert "not available in this release" in answer.json()["error"]["message"]
-
-
 def test_reference_to_an_unknown_run_names_the_field(client: TestClient) -> None:
     body = {"kind": "analysis", "run": "run:abcd", "compute": ["weight_linearity"]}
     answer = client.post("/runs", json=body)

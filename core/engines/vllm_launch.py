@@ -113,6 +113,8 @@ def start(folder: Path, options: VllmOptions, extra: Mapping[str, Any] | None = 
             "vLLM is not installed here; install the extra gpu (a card) or cpu-engine, or set engine to transformers"
         )
     check_length(folder, options.max_model_len)
+    if options.device == "cuda":
+        name_card_by_index()
     with _environment(options), _process_kept(), _weights_alone(folder) as served:
         from vllm import LLM
 
@@ -132,6 +134,24 @@ def check_length(folder: Path, length: int) -> None:
     own = config.get("max_position_embeddings")
     if own is not None and not 2 <= length <= own:
         raise EngineError(f"max_model_len is {length}; this model allows 2 to {own} tokens")
+
+
+def name_card_by_index() -> None:
+    """Replace a UUID in ``CUDA_VISIBLE_DEVICES`` by the same card's index: vLLM 0.24 takes what stands there for a number.
+
+    NVML counts in the order of the bus, so CUDA is told to do so as well. A process that already uses its card is not moved.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not visible.startswith("GPU-"):
+        return
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        index = pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(visible))
+    finally:
+        pynvml.nvmlShutdown()
+    os.environ.update({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": str(index)})
 
 
 def shut_down(llm: Any) -> None:

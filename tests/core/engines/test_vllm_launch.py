@@ -1,6 +1,7 @@
 """What vLLM is started with, what it may not decide for itself, and what its failures become. No vLLM runs here."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -158,3 +159,17 @@ def test_a_checkpoints_moments_are_kept_from_vllm(tmp_path):
     (checkpoint / "optimizer.safetensors").unlink()
     with vllm_launch._weights_alone(checkpoint) as served:
         assert served == checkpoint
+
+
+@pytest.mark.parametrize(("visible", "named"), [("GPU-12ab", "3"), ("0", "0"), ("", "")])
+def test_a_card_pinned_by_uuid_is_named_by_its_index(monkeypatch, visible, named):
+    class Nvml:
+        nvmlInit = nvmlShutdown = staticmethod(lambda: None)
+        nvmlDeviceGetHandleByUUID = staticmethod(lambda uuid: {"GPU-12ab": 3}[uuid])
+        nvmlDeviceGetIndex = staticmethod(lambda handle: handle)
+
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    vllm_launch.name_card_by_index()
+    assert vllm_launch.os.environ["CUDA_VISIBLE_DEVICES"] == named

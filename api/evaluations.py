@@ -1,8 +1,9 @@
-"""Endpoints of evaluations: list, items, and the difference of two."""
+"""Endpoints of evaluations: list, items, the difference of two, files of records."""
 
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
+from fastapi.responses import StreamingResponse
 
 from api.auth import Reader
 from api.deps import After, FullId, HexId, Limit, Parts, RunId, known_query_only
@@ -10,8 +11,10 @@ from api.errors import documented
 from api.pages import listing, sliced
 from api.schemas.common import Listing
 from api.schemas.evaluations import Diff, Evaluation, Flip, Item
+from api.services import comparisons
 from api.services import evaluations as service
-from core.store import evaluations, runs
+from api.services import exports as files
+from core.store import evaluations, regrades, runs
 
 router = APIRouter(tags=["evaluations"], dependencies=[Depends(known_query_only)])
 
@@ -35,14 +38,16 @@ def list_evaluations(
         rows = evaluations.list_for_run(
             session, runs.get(session, run_id).id, suite=suite, purpose=purpose, superseded=superseded
         )
-        return sliced([service.document(row) for row in rows], after, limit)
+        later = {row.id: regrades.list_for(session, row.id) for row in rows}
+        return sliced([service.document(row, later[row.id]) for row in rows], after, limit)
 
 
 @router.get("/evals/{id}", operation_id="get_evaluation", response_model=Evaluation, responses=documented(404))
 def get_evaluation(*, _caller: Reader, parts: Parts, evaluation_id: FullId) -> dict[str, Any]:
     """One evaluation."""
     with parts.db.read() as session:
-        return service.document(evaluations.get(session, evaluation_id))
+        row = evaluations.get(session, evaluation_id)
+        return service.document(row, regrades.list_for(session, row.id))
 
 
 @router.get("/evals/{id}/items", operation_id="list_items", response_model=Listing[Item], responses=documented(404))
@@ -74,11 +79,54 @@ def list_items(
             flip=flip,
             against=against or service.base_of(session, row),
         )
-        return listing(page, lambda entry: service.item(entry, row))
+        later = regrades.of_records(session, [entry.record.id for entry in page.items])
+        return listing(page, lambda entry: service.item(entry, row, later.get(entry.record.id, [])))
+
+
+@router.get(
+    "/evals/{id}/export",
+    operation_id="export_records",
+    response_class=StreamingResponse,
+    responses=documented(404, 409, answers=files.documented_files()),
+)
+def export_records(
+    *,
+    _caller: Reader,
+    parts: Parts,
+    evaluation_id: FullId,
+    output: Annotated[files.RecordFormat, Query(alias="format")],
+) -> StreamingResponse:
+    """All records of a finished evaluation as one file, streamed."""
+    with parts.db.read() as session:
+        row = evaluations.get(session, evaluation_id)
+    return files.records(parts.db, row, output)
 
 
 @router.get("/evals/{a}/diff/{b}", operation_id="diff_evaluations", response_model=Diff, responses=documented(404))
-def diff_evaluations(*, _caller: Reader, parts: Parts, a: HexId, b: HexId) -> dict[str, Any]:
-    """What ``b`` lost and gained against ``a``, item by item, with an exact test."""
+def diff_evaluations(
+    *,
+    _caller: Reader,
+    parts: Parts,
+    a: HexId,
+    b: HexId,
+    verdicts: Annotated[
+        str, Query(max_length=255, description="original, latest, or a verifier version that graded both")
+    ] = comparisons.ORIGINAL,
+    noise: Annotated[
+        str | None,
+        Query(
+            pattern="^[0-9a-f]{12},[0-9a-f]{12}$",
+            description="two evaluations of one model for the noise floor; by default the run's two base evaluations",
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    """What ``b`` lost and gained against ``a``, item by item, with an exact test, beside the noise floor."""
     with parts.db.read() as session:
-        return service.diff(session, evaluations.get(session, a), evaluations.get(session, b))
+        pair = [evaluations.get(session, name) for name in noise.split(",")] if noise else []
+        return comparisons.diff(
+            session,
+            evaluations.get(session, a),
+            evaluations.get(session, b),
+            verdicts=verdicts,
+            noise=(pair[0], pair[1]) if pair else None,
+        )

@@ -4,7 +4,7 @@ import io
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
 from api.auth import Reader
 from api.deps import MAX_INTEGER, After, Limit, Parts, RunId, Step, known_query_only
@@ -12,6 +12,7 @@ from api.errors import documented
 from api.pages import listing
 from api.schemas.common import Listing
 from api.schemas.records import Rollout
+from api.services import exports as files
 from api.services import rollouts as service
 from core.store import rollouts, runs
 
@@ -78,3 +79,24 @@ def list_rollouts(
     headers = {"Driftline-Next": found["next"]} if found["next"] else {}
     headers["Content-Disposition"] = 'attachment; filename="rollouts.parquet"'
     return Response(file.getvalue(), media_type=service.PARQUET, headers=headers)
+
+
+@router.get(
+    "/runs/{id}/rollouts/export",
+    operation_id="export_rollouts",
+    response_class=StreamingResponse,
+    responses=documented(404, answers=files.documented_files()),
+)
+def export_rollouts(
+    *,
+    _caller: Reader,
+    parts: Parts,
+    run_id: RunId,
+    output: Annotated[files.RolloutFormat, Query(alias="format")],
+    step: Step = None,
+    superseded: Annotated[bool, Query(description="also samples that a resume went back behind")] = False,
+) -> StreamingResponse:
+    """All training samples of a run, or of one of its steps, as one file, streamed."""
+    with parts.db.read() as session:
+        run = runs.get(session, run_id)
+    return files.rollouts(parts.db, run.id, output, step=step, superseded=superseded)

@@ -9,6 +9,33 @@ from api.schemas.common import Body, Document, Interval, Time
 Flip = Literal["lost", "gained", "same"]
 
 
+class Regrade(Body):
+    """One later grading of an evaluation's stored answers; the original verdicts stay."""
+
+    id: str
+    run_id: str = Field(description="the run that graded")
+    verifier: str
+    verifier_version: str
+    records: int | None
+    changed: int | None = Field(description="records whose verdict is another than the original one")
+    correct: float | None
+    accuracy: float | None
+    ci: Interval | None
+    measures: Document | None
+    created_at: Time
+    finished_at: Time | None
+
+
+class LaterVerdict(Body):
+    """What one later grading said of one record."""
+
+    regrade_id: str
+    verifier_version: str
+    verdict: str
+    reason: str | None
+    extracted: str | None
+
+
 class Evaluation(Body):
     """One suite asked once of one model."""
 
@@ -36,6 +63,10 @@ class Evaluation(Body):
     truncated_share: float | None
     no_answer_share: float | None
     mean_tokens: float | None
+    measures: Document | None = Field(
+        description="standard error, clusters, pass_at_k, verdicts, tokens, timing, details"
+    )
+    regrades: list[Regrade]
     superseded: bool
     created_at: Time
     finished_at: Time | None
@@ -45,6 +76,7 @@ class Item(Body):
     """One greedy (or sampled) record."""
 
     item_id: str
+    cluster: str | None = Field(description="what the item shares with others; null when it stands alone")
     suite: str
     step: int | None
     sample: int
@@ -59,8 +91,22 @@ class Item(Body):
     n_tokens: int | None
     verifier_version: str | None
     verify_ms: float | None
+    details: Document | None
+    regrades: list[LaterVerdict]
     base_verdict: str | None
     flip: Flip | None = Field(description="against the base model's first record of this item; null when there is none")
+
+
+class NoiseFloor(Body):
+    """How much two evaluations of one model differ by themselves."""
+
+    a: str
+    b: str
+    n: int
+    lost: int
+    gained: int
+    delta: float
+    flipped_share: float
 
 
 class Diff(Body):
@@ -69,14 +115,25 @@ class Diff(Body):
     a: str
     b: str
     suite: str
+    verdicts: str
+    verifier_version: str | None
+    a_regrade: str | None = Field(description="later grading that was compared; null for the original verdicts")
+    b_regrade: str | None
+    same_data: bool = Field(description="whether both asked of items with one content hash")
     n: int
     only_a: int
     only_b: int
+    a_accuracy: float
+    b_accuracy: float
     lost: float
     gained: float
     delta: float | None
     ci: Interval | None
+    ci_method: str
+    standard_error: float | None = Field(description="of delta, over clusters")
+    clusters: int
     p_value: float | None
     test: str
+    noise_floor: NoiseFloor | None
     lost_items: list[str]
     gained_items: list[str]

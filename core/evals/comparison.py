@@ -4,11 +4,11 @@ Looks and stop rules have their own statistics (:mod:`core.damage`); this is for
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from core.evals.metrics import average_at_k, wilson, z_value
+from core.evals.metrics import Mean, average_at_k, t_value, wilson, z_value
 
 
 class ItemsDifferError(ValueError):
@@ -21,8 +21,9 @@ class Paired:
 
     ``lost`` are the items whose score fell, ``gained`` those whose score rose; ``delta`` is the change of the mean.
     ``p_value`` is the exact two-sided McNemar test (for shares, the sign test, which is the same on the counts), ``p_lost``
-    the one-sided one against "no more lost than gained". ``ci`` is the 95 % interval of ``delta`` by ``method``:
-    "newcombe_10" for scores of 0 and 1, "normal" (item standard error) for shares.
+    the one-sided one against "no more lost than gained"; both take items as independent. ``ci`` is the 95 % interval of
+    ``delta`` by ``method``: "newcombe_10" for scores of 0 and 1 of items that share nothing, else "student": the paired
+    difference with its standard error over ``clusters``, C - 1 degrees of freedom.
     """
 
     n: int
@@ -33,10 +34,20 @@ class Paired:
     method: str
     p_value: float
     p_lost: float
+    standard_error: float | None
+    clusters: int
 
 
-def paired(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> Paired:
-    """Compare two evaluations given as scores in [0, 1] of the same items in the same order."""
+def paired(
+    before: Sequence[float],
+    after: Sequence[float],
+    confidence: float = 0.95,
+    clusters: Sequence[Hashable] | None = None,
+) -> Paired:
+    """Compare two evaluations given as scores in [0, 1] of the same items in the same order.
+
+    ``clusters`` names what each item shares with others; None when they share nothing.
+    """
     if len(before) != len(after) or not before:
         raise ItemsDifferError(
             f"{len(before)} scores before, {len(after)} after: both must hold the same items, one or more"
@@ -46,15 +57,39 @@ def paired(before: Sequence[float], after: Sequence[float], confidence: float = 
     differences = [float(new) - float(old) for old, new in zip(before, after, strict=True)]
     lost, gained = sum(one < 0 for one in differences), sum(one > 0 for one in differences)
     n = len(differences)
-    delta = math.fsum(differences) / n
-    if all(score in {0, 1} for score in (*before, *after)):
+    mean = average_at_k([[one] for one in differences], clusters)
+    if mean.clusters == n and all(score in {0, 1} for score in (*before, *after)):
         both = sum(old == 1 == new for old, new in zip(before, after, strict=True))
         method, ci = "newcombe_10", newcombe(both, gained, lost, n - both - gained - lost, confidence)
     else:
-        error = average_at_k([[one] for one in differences]).standard_error or 0.0
-        half = z_value(confidence) * error
-        method, ci = "normal", (max(-1.0, delta - half), min(1.0, delta + half))
-    return Paired(n, lost, gained, delta, ci, method, mcnemar_two_sided(lost, gained), mcnemar_one_sided(lost, gained))
+        method, ci = "student", _student(mean, confidence)
+    return Paired(
+        n,
+        lost,
+        gained,
+        math.fsum(differences) / n,
+        ci,
+        method,
+        mcnemar_two_sided(lost, gained),
+        mcnemar_one_sided(lost, gained),
+        mean.standard_error,
+        mean.clusters,
+    )
+
+
+def _student(mean: Mean, confidence: float) -> tuple[float, float]:
+    """Student's interval of a mean difference; a single cluster says nothing, and clusters that all agree say little.
+
+    Where no cluster differs from the others the estimated error is 0: the half-width is then the largest share of clusters
+    that could differ unseen (Wilson's upper bound for none of C), since each can move the mean by as much.
+    """
+    if mean.standard_error is None:
+        return (-1.0, 1.0)
+    if mean.standard_error == 0:
+        half = wilson(0, mean.clusters, confidence).high
+    else:
+        half = t_value(confidence, mean.clusters - 1) * mean.standard_error
+    return max(-1.0, mean.mean - half), min(1.0, mean.mean + half)
 
 
 def paired_items(before: Mapping[str, float], after: Mapping[str, float], confidence: float = 0.95) -> Paired:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.stats import binomtest, t
 
 from core.evals.comparison import (
     ItemsDifferError,
@@ -12,6 +12,7 @@ from core.evals.comparison import (
     paired,
     paired_items,
 )
+from core.evals.metrics import wilson
 
 
 @given(st.integers(0, 60), st.integers(0, 60))
@@ -61,13 +62,45 @@ def test_counts_of_a_small_example():
     assert found.p_lost == 0.5
 
 
-def test_shares_use_the_item_standard_error():
+def test_shares_use_students_interval_over_items():
     before, after = [0.5, 0.25, 1.0, 0.0], [0.75, 0.25, 0.5, 0.25]
     differences = np.array(after) - np.array(before)
-    half = 1.959963985 * differences.std(ddof=1) / 2
+    low, high = t.interval(0.95, 3, loc=differences.mean(), scale=differences.std(ddof=1) / 2)
     found = paired(before, after)
-    assert (found.method, found.lost, found.gained) == ("normal", 1, 2)
-    assert found.ci == pytest.approx((differences.mean() - half, differences.mean() + half), abs=1e-8)
+    assert (found.method, found.lost, found.gained, found.clusters) == ("student", 1, 2, 4)
+    assert found.ci == pytest.approx((low, high), abs=1e-9)
+    assert found.standard_error == pytest.approx(differences.std(ddof=1) / 2)
+
+
+def test_items_that_share_a_source_count_as_one_witness():
+    before, after = [0.0] * 12, [1.0] * 3 + [0.0] * 9
+    clusters = [number // 3 for number in range(12)]
+    alone, together = paired(before, after), paired(before, after, clusters=clusters)
+    sums = np.array([3 * 0.75, -0.75, -0.75, -0.75])
+    error = (4 / 3 * (sums**2).sum()) ** 0.5 / 12
+    assert (alone.method, together.method, together.clusters) == ("newcombe_10", "student", 4)
+    assert together.standard_error == pytest.approx(error)
+    assert together.ci[0] == pytest.approx(0.25 - t.ppf(0.975, 3) * error)
+    assert together.ci[0] < alone.ci[0]
+
+
+def test_shares_that_all_stayed_leave_room_for_what_was_not_seen():
+    found = paired([0.5] * 20, [0.5] * 20)
+    assert found.ci == (-wilson(0, 20).high, wilson(0, 20).high)
+    assert paired([0.5], [0.75]).ci == (-1.0, 1.0)
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.3])
+def test_the_interval_covers_as_often_as_it_says(spread):
+    generator = np.random.default_rng(5)
+    held = 0
+    for _ in range(400):
+        shift = generator.normal(0.02, spread, size=(12, 1)) + generator.normal(0, 0.05, size=(12, 3))
+        before = np.full(36, 0.5)
+        after = np.clip(before + shift.ravel() * 0.3, 0, 1)
+        low, high = paired(before.tolist(), after.tolist(), clusters=[n // 3 for n in range(36)]).ci
+        held += low <= 0.006 <= high
+    assert 0.92 <= held / 400 <= 0.98
 
 
 def test_different_items_are_refused_naming_the_difference():

@@ -135,7 +135,7 @@ def _skip_reason(result: UpdateResult) -> str:
     if result.step is None:
         return "no token survived: every sample was masked or had no verdict"
     names = ", ".join(result.step.nonfinite[:3])
-    return f"gradient norm {result.step.grad_norm}; not finite in {len(result.step.nonfinite)} tensors, first: {names}"
+    return f"gradient norm {result.step.grad_norm}; not finite: {len(result.step.nonfinite)} in all, first: {names}"
 
 
 def wait_for(device: torch.device) -> None:

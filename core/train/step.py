@@ -27,9 +27,9 @@ from core.train.updates import Taken, Updater
 from core.train.versions import weights_version
 from core.train.weighing import Weighed, importance_curves, mismatch_curves, weigh
 
-# Samples handed to the engine in one call; between two calls a step can be asked to end. It is what the transformers engine
-# decodes together, and enough for an engine that batches continuously.
-_PIECE = {"transformers": 64, "vllm": 1024}
+# Samples handed to an engine in one call; between two calls a step can be asked to end. The transformers engine decodes so
+# many together; one that batches continuously gets more, so that the end of a piece, when few are left, comes seldom.
+_PIECE, _CONTINUOUS_PIECE = 64, 1024
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ class StepRunner:
         if self._recipe.regrounding is None:  # a jump gives the weights of a step another number
             require_version(self._engine, step - 1)
         window = self._prepared.sampler.prompts_for_step(step, self._recipe.prompts_reserved)
-        piece = max(1, _PIECE[self._recipe.engine] // self._recipe.num_generations)
+        samples = _CONTINUOUS_PIECE if self._engine.settings()["engine"] == "vllm" else _PIECE
+        piece = max(1, samples // self._recipe.num_generations)
         return draw(
             self._recipe,
             lambda places: in_pieces(

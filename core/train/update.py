@@ -4,6 +4,7 @@ The pieces are ``core.rl``'s; this module lays the sequences out and puts the ca
 neither recipes nor rewards: a sequence arrives with its advantage.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +76,7 @@ class Head:
 class UpdateResult:
     """What one update did. ``loss`` is NaN-preserving; ``step`` is None when no token survived and nothing was tried.
 
-    ``step.nonfinite`` names moments of the optimizer as ``MOMENT.NAME`` when these are what is not finite.
+    ``step.nonfinite`` names ``loss`` or moments of the optimizer, as ``MOMENT.NAME``, when these are what is not finite.
     """
 
     loss: float
@@ -189,16 +190,18 @@ def update(
         stats += result.stats
         logp.append(result.logp_T[to_device(batch.places_T, result.logp_T.device)])
     before_step()
-    step = _step(optimizer, lr, max_grad_norm) if stats.tokens else None
+    step = _step(optimizer, float(loss), lr, max_grad_norm) if stats.tokens else None
     return UpdateResult(float(loss), stats, step, tuple(logp))
 
 
-def _step(optimizer: MasterOptimizer, lr: float, max_grad_norm: float | None) -> StepResult:
-    """Step, unless a gradient or a moment beside the weights is not finite: then nothing changes.
+def _step(optimizer: MasterOptimizer, loss: float, lr: float, max_grad_norm: float | None) -> StepResult:
+    """Step, unless the loss, a gradient or a moment beside the weights is not finite: then nothing changes.
 
-    Moments in host memory are not read here; a checkpoint of weights that they ruined is refused when it is written.
+    A loss can be NaN while every gradient is finite, because the derivative of a clamp at NaN is 0. Moments in host memory
+    are not read here; a checkpoint of weights that they ruined is refused when it is written.
     """
-    broken = nonfinite_moments(optimizer)
+    broken = ("loss",) if not math.isfinite(loss) and math.isfinite(optimizer.grad_norm()) else ()
+    broken += nonfinite_moments(optimizer)
     if broken:
         return StepResult(applied=False, grad_norm=optimizer.grad_norm(), clip_scale=1.0, lr=lr, nonfinite=broken)
     return optimizer.step(lr, max_grad_norm=max_grad_norm)

@@ -119,7 +119,11 @@ def importance(
     if correction.mode == "none":
         return None
     lengths = [len(values) for values in logp]
-    mask_BT, old_BT, engine_BT = _mask(lengths), pad(logp), pad([torch.tensor(v).double() for v in engine_logp])
+    mask_BT, old_BT, engine_BT = (
+        _mask(lengths),
+        pad(logp),
+        pad([torch.tensor(v, dtype=torch.float64) for v in engine_logp]),
+    )
     level, cap = correction.level, correction.cap
     plain_BT = importance_weights(old_BT, engine_BT, mask_BT, mode="truncate", level=level, cap=_NO_CAP)
     applied_BT = importance_weights(old_BT, engine_BT, mask_BT, mode=correction.mode, level=level, cap=cap)
@@ -137,7 +141,7 @@ def mismatch_curves(logp: Sequence[Tensor], engine_logp: Sequence[Sequence[float
 
     KL(engine || trainer), estimated on the engine's samples: k1 can be negative, k3 cannot.
     """
-    engine = [torch.tensor(values).double() for values in engine_logp]
+    engine = [torch.tensor(values, dtype=torch.float64) for values in engine_logp]
     stats = mismatch_stats(pad(logp), pad(engine), _mask([len(values) for values in logp]))
     tokens = max(1, stats.tokens)
     return {

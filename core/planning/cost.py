@@ -92,10 +92,10 @@ def checkpoint_count(recipe: TrainRecipe) -> int:
 
 
 def checkpoint_bytes(recipe: TrainRecipe, facts: ModelFacts) -> int:
-    """One checkpoint: fp32 weights (or adapters), the optimizer's moments where kept, and the folder's small files."""
-    trained = facts.parameters if recipe.lora is None else adapter_parameters(facts, recipe.lora)
-    moments = moment_bytes(recipe.optimizer, trained) if recipe.save.optimizer else 0
-    return 4 * trained + moments + FOLDER_BYTES
+    """One checkpoint: fp32 weights, adapters beside them, the optimizer's moments where kept, the folder's small files."""
+    adapters = 0 if recipe.lora is None else adapter_parameters(facts, recipe.lora)
+    moments = moment_bytes(recipe.optimizer, adapters or facts.parameters) if recipe.save.optimizer else 0
+    return 4 * (facts.parameters + adapters) + moments + FOLDER_BYTES
 
 
 def disk_bytes(recipe: TrainRecipe, facts: ModelFacts) -> int:

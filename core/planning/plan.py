@@ -306,7 +306,7 @@ def _adam_on_a_card(recipe: TrainRecipe) -> bool:
 
 
 def _named(recipe: TrainRecipe, name: str) -> Optimizer:
-    return recipe.optimizer.model_copy(update={"name": name})
+    return recipe.optimizer.model_copy(update={"name": name, "momentum": 0.0})
 
 
 def _eval_changes(recipe: EvalRecipe, card: Card, facts: ModelFacts) -> Iterator[Change]:

@@ -10,6 +10,7 @@ from typing import TypeVar
 from core.recipes.analysis import AnalysisRecipe
 from core.recipes.errors import Problem
 from core.recipes.evaluation import EvalRecipe
+from core.recipes.models import MODELS
 from core.recipes.train import TrainRecipe
 
 R = TypeVar("R")
@@ -17,23 +18,22 @@ R = TypeVar("R")
 # Place, whether the recipe uses it, why not yet, what to do instead.
 _TRAIN: tuple[tuple[str, Callable[[TrainRecipe], bool], str, str], ...] = (
     (
-        "regrounding",
-        lambda r: r.regrounding is not None and r.lora is not None,
-        "re-grounding of adapters is not built yet: the jump of a product of rank r has rank 2 r",
-        "remove lora or regrounding",
-    ),
-    (
         "linearity",
         lambda r: r.linearity == "live" and r.lora is not None,
         "live linearity of adapters is not built yet: it would follow the two factors and not their product",
         "set linearity to off and post an analysis run",
+    ),
+    (
+        "model",
+        lambda r: r.model in MODELS and MODELS[r.model].experts > 1,
+        "models of experts can be planned, but their training is not built yet",
+        "choose a dense model of the family",
     ),
     ("device.count", lambda r: r.device.count > 1, "a run uses one card", "set device.count to 1"),
 )
 _EVAL: tuple[tuple[str, Callable[[EvalRecipe], bool], str, str], ...] = (
     ("device.count", lambda r: r.device.count > 1, "a run uses one card", "set device.count to 1"),
 )
-_ANALYSES = {"gradient_noise": "gradient noise is not built yet"}
 
 
 def features_missing(recipe: TrainRecipe | EvalRecipe | AnalysisRecipe) -> list[Problem]:
@@ -44,14 +44,8 @@ def features_missing(recipe: TrainRecipe | EvalRecipe | AnalysisRecipe) -> list[
         case EvalRecipe():
             return list(_of(_EVAL, recipe))
         case AnalysisRecipe():
-            return list(_analyses(recipe))
+            return []
 
 
 def _of(table: tuple[tuple[str, Callable[[R], bool], str, str], ...], recipe: R) -> Iterator[Problem]:
     return (Problem(place, reason, hint) for place, used, reason, hint in table if used(recipe))
-
-
-def _analyses(recipe: AnalysisRecipe) -> Iterator[Problem]:
-    for index, spec in enumerate(recipe.compute):
-        if spec.name in _ANALYSES:
-            yield Problem(f"compute.{index}", _ANALYSES[spec.name], "weight_linearity can be computed")

@@ -9,7 +9,11 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Shape of one dense decoder. ``tied``: the head is the input embedding. ``attention_bias``: biases on q, k, v."""
+    """Shape of one decoder. ``tied``: the head is the input embedding. ``attention_bias``: biases on q, k, v.
+
+    With ``experts`` above 1 each MLP is so many small ones and a token passes through ``experts_used`` of them, whose widths
+    together are ``intermediate``.
+    """
 
     family: str
     layers: int
@@ -23,6 +27,8 @@ class ModelFacts:
     attention_bias: bool = False
     qk_norm: bool = False
     max_positions: int | None = None
+    experts: int = 1
+    experts_used: int = 1
 
     @property
     def layer_parameters(self) -> int:
@@ -32,7 +38,9 @@ class ModelFacts:
         attention = self.hidden * (2 * query + 2 * key_value)
         bias = query + 2 * key_value if self.attention_bias else 0
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        return attention + bias + 3 * self.hidden * self.intermediate + norms
+        mlp = 3 * self.hidden * self.intermediate * self.experts // self.experts_used
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return attention + bias + mlp + router + norms
 
     @property
     def embedding_parameters(self) -> int:
@@ -69,6 +77,7 @@ _QWEN25 = {
     "1.5B": _qwen2(layers=28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, vocab=151936, tied=True),
     "3B": _qwen2(layers=36, hidden=2048, intermediate=11008, heads=16, kv_heads=2, vocab=151936, tied=True),
     "7B": _qwen2(layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, vocab=152064, tied=False),
+    "32B": _qwen2(layers=64, hidden=5120, intermediate=27648, heads=40, kv_heads=8, vocab=152064, tied=False),
 }
 _QWEN3 = {
     "0.6B": _qwen3(layers=28, hidden=1024, intermediate=3072, heads=16, tied=True),
@@ -110,6 +119,22 @@ MODELS: dict[str, ModelFacts] = {
     **{f"Qwen/Qwen2.5-Math-{size}-Instruct": replace(_QWEN25[size], max_positions=4096) for size in ("1.5B", "7B")},
     **{f"Qwen/Qwen3-{size}": replace(facts, max_positions=40960) for size, facts in _QWEN3.items()},
     **{f"Qwen/Qwen3-{size}-Base": replace(facts, max_positions=32768) for size, facts in _QWEN3.items()},
+    # 128 experts of width 768, of which a token passes through 8.
+    "Qwen/Qwen3-30B-A3B": ModelFacts(
+        "qwen3_moe",
+        48,
+        2048,
+        8 * 768,
+        32,
+        4,
+        128,
+        151936,
+        False,
+        qk_norm=True,
+        max_positions=40960,
+        experts=128,
+        experts_used=8,
+    ),
     **{f"meta-llama/Llama-3.2-{size}": facts for size, facts in _LLAMA32.items()},
     **{f"meta-llama/Llama-3.2-{size}-Instruct": facts for size, facts in _LLAMA32.items()},
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": replace(_QWEN25["1.5B"], tied=False, max_positions=131072),

@@ -203,6 +203,9 @@ def test_the_smallest_change_fits_when_it_is_made() -> None:
     assert not plan(gsm8k("Qwen/Qwen2.5-0.5B", logit_chunk_tokens=1536), tight).fits
     adapters = plan(gsm8k("Qwen/Qwen2.5-7B"), card)
     assert adapters.smallest_change == 'lora {"r": 16}'
+    # A checkpoint of adapters is the whole effective model and the adapters beside it.
+    with_adapters = recipe(lora={"r": 3}, save={"every": 4, "optimizer": False})
+    assert checkpoint_bytes(with_adapters, TINY) == 4 * (1448 + 768) + 4 * 2**20
     assert plan(gsm8k("Qwen/Qwen2.5-7B", lora={"r": 16}), card).fits
 
 

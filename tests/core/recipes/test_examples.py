@@ -76,7 +76,8 @@ def test_the_example_files_are_the_documents_recipes(text: str, file: str) -> No
 def test_a_ready_recipe_parses_and_fits_the_card_it_names(file: str) -> None:
     recipe = parse_recipe((RECIPES / file).read_bytes())
     assert resolved(parse_recipe(resolved(recipe))) == resolved(recipe)
-    if isinstance(recipe, TrainRecipe):
+    # Rows of the paper are for eight cards; test_paper holds what is said of them.
+    if isinstance(recipe, TrainRecipe) and (not file.startswith("paper/") or file.endswith("-24gib.json")):
         assert plan(recipe, Card(recipe.device.memory_gib, "as the recipe says")).fits
 
 

@@ -2,19 +2,30 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from sqlalchemy.orm import Session
 
-from api.auth import Reader
+from api.auth import Reader, Submitter
 from api.deps import After, FullId, HexId, Limit, Parts, RunId, known_query_only
 from api.errors import documented
 from api.pages import listing, sliced
 from api.schemas.common import Listing
 from api.schemas.evaluations import Diff, Evaluation, Flip, Item
-from api.services import comparisons
+from api.schemas.runs import Run
+from api.services import comparisons, idempotency, regrading, submission
 from api.services import evaluations as service
 from api.services import exports as files
+from api.services.runs import document as run_document
 from core.store import evaluations, regrades, runs
+
+_CREATED: dict[int, dict[str, Any]] = {
+    201: {
+        "model": Run,
+        "description": "The run that will grade was accepted",
+        "headers": {"Location": {"description": "the run's path", "schema": {"type": "string"}}},
+    }
+}
 
 router = APIRouter(tags=["evaluations"], dependencies=[Depends(known_query_only)])
 
@@ -130,3 +141,37 @@ def diff_evaluations(
             verdicts=verdicts,
             noise=(pair[0], pair[1]) if pair else None,
         )
+
+
+@router.post(
+    "/evals/{id}/regrade",
+    operation_id="regrade_evaluation",
+    status_code=201,
+    response_model=Run,
+    responses=documented(404, 409, 413, 415, answers=_CREATED),
+)
+def regrade_evaluation(
+    *,
+    caller: Submitter,
+    parts: Parts,
+    tasks: BackgroundTasks,
+    evaluation_id: FullId,
+    key: Annotated[str | None, Header(alias="Idempotency-Key", description="repeats get the first answer")] = None,
+) -> Response:
+    """A run that grades the evaluation's stored answers again with this release's verifier; the original verdicts stay."""
+    with parts.db.read() as session:
+        recipe = regrading.recipe_of(session, evaluations.get(session, evaluation_id))
+        wanted = submission.read(session, recipe, parts.settings)
+        submission.refuse_missing(wanted)
+
+    def create(session: Session) -> tuple[int, dict[str, Any]]:
+        run = submission.store(session, wanted)
+        return 201, run_document(session, run, parts.settings)
+
+    request = f"POST /evals/{evaluation_id}/regrade".encode()
+    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, work=create)
+    headers = {"Location": f"/runs/{answer.body['id']}"}
+    if answer.replayed:
+        headers["Idempotent-Replayed"] = "true"
+    tasks.add_task(parts.ring)
+    return JSONResponse(answer.body, answer.status, headers, background=tasks)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from api.services import prespecs
+from api.services import prespecs, regrading
 from core.recipes import (
     AnalysisRecipe,
     EvalRecipe,
@@ -64,6 +64,8 @@ def read(session: Session, raw: bytes | Mapping[str, Any], settings: Settings) -
     known = local_models(settings.models_dir)
     parse_recipe(submitted, known_models=known)
     recipe = _with_reward_files(parse_recipe(_with_full_ids(session, submitted), known_models=known), settings)
+    if isinstance(recipe, EvalRecipe) and recipe.regrade is not None:
+        regrading.check(session, recipe.regrade)
     return Submission(
         recipe=recipe,
         submitted=submitted,

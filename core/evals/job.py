@@ -19,6 +19,7 @@ from core.engines.references import ModelSource, find_model, start_model
 from core.evals.engines import open_for_evaluation
 from core.evals.line import companions, open_line_for_evaluation, points
 from core.evals.memory import out_of_memory_explained
+from core.evals.regrade import run_regrade
 from core.evals.rendering import Renderer
 from core.evals.stored import Asked, Evaluator
 from core.evals.suites import HOLDOUT as HOLDOUT_SUITE
@@ -53,6 +54,8 @@ def run_evaluation(context: RunContext, pool: VerifierPool | None = None) -> Out
     if not isinstance(recipe, EvalRecipe):
         raise TypeError(f"run {context.run_id} is of kind {recipe.kind}, not eval")
     with contextlib.nullcontext(pool) if pool else VerifierPool() as grading, out_of_memory_explained(context, recipe):
+        if recipe.regrade is not None:
+            return run_regrade(context, recipe.regrade, grading)
         return _run(context, recipe, grading)
 
 

@@ -111,7 +111,12 @@ class Evaluator:
                 samples=asked.samples,
                 n_items=len(asked.items),
                 checkpoint_sha256=asked.checkpoint_sha256,
-                params={**asdict(asked.params), "batch_size": asked.batch_size, "seed": asked.seed},
+                params={
+                    **asdict(asked.params),
+                    "batch_size": asked.batch_size,
+                    "seed": asked.seed,
+                    "prefill": rendered[0].prefill if rendered else "",
+                },
                 engine=self.engine.settings(),
                 dataset_hash=asked.dataset_hash,
                 verifier=asked.verifier,

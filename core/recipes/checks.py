@@ -292,6 +292,8 @@ def _extrapolation(recipe: EvalRecipe) -> Iterator[Finding]:
 
 
 def _suites(recipe: EvalRecipe) -> Iterator[Finding]:
+    if recipe.regrade is not None:  # the suites were asked already
+        return
     for index, spec in enumerate(recipe.suites):
         place = f"suites.{index}"
         if spec.n > 1 and spec.temperature == 0:

@@ -65,7 +65,8 @@ def _later(data: dict[str, Any]) -> str:
 class EvalRecipe(Block):
     """One evaluation run. ``prompt`` null uses the run's own prompt block when the model is a run's checkpoint.
 
-    With ``extrapolation`` the model is its b, which is asked as well: what lies on the line is compared with it.
+    With ``extrapolation`` the model is its b, which is asked as well: what lies on the line is compared with it. With
+    ``regrade`` nothing is asked: the stored answers of that evaluation are graded again, and model and suites only say of what.
     """
 
     kind: Literal["eval"]
@@ -74,6 +75,7 @@ class EvalRecipe(Block):
     model: ModelRef = Field(default_factory=_later)
     against: Annotated[tuple[AgainstRef, ...], Field(strict=False, max_length=16)] = ()
     suites: Annotated[tuple[SuiteField, ...], Field(strict=False, min_length=1, max_length=64)]
+    regrade: Annotated[str, Field(pattern="^[0-9a-f]{12}$")] | None = None
     prompt: Prompt | None = None
     max_prompt_length: Length = 1024
     max_completion_length: Length = 2048

@@ -21,7 +21,12 @@ _PAGE_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _PAGE_HEADERS = {"Content-Security-Policy": _PAGE_POLICY, "Cache-Control": "no-cache"}
-_FILES = {"chart.js": "text/javascript", "page.js": "text/javascript", "page.css": "text/css"}
+_FILES = {
+    "analysis.js": "text/javascript",
+    "chart.js": "text/javascript",
+    "page.js": "text/javascript",
+    "page.css": "text/css",
+}
 
 
 @router.get("/healthz", operation_id="get_health", response_model=Health, responses=documented())

@@ -1,5 +1,6 @@
 // The plain page: polls the REST interface, shows the list of runs or one run. Text enters the page only as text nodes.
 
+import { appendAnalysis } from "/web/analysis.js";
 import { drawChart, formatNumber } from "/web/chart.js";
 
 const FINAL = new Set(["succeeded", "damage_stopped", "failed", "cancelled"]);
@@ -244,14 +245,6 @@ async function evaluations(mine, path) {
   byId("evaluations-table").tBodies[0].replaceChildren(...body.data.map(evaluationRow));
 }
 
-function analysisEntry({ body: analysis }) {
-  const entry = node("details");
-  entry.dataset.id = analysis.id;
-  entry.open = true;
-  entry.append(node("summary", `${analysis.name} of run ${analysis.target_run_id ?? "?"}`), node("pre", JSON.stringify(analysis.result, null, 1)));
-  return entry;
-}
-
 async function analyses(mine, path) {
   const { body } = await get(`${path}/analyses?limit=50`);
   const list = byId("analyses-list");
@@ -260,7 +253,7 @@ async function analyses(mine, path) {
   if (mine !== view) return;
   byId("analyses").hidden = false;
   byId("analyses-empty").hidden = body.data.length > 0;
-  list.append(...fresh.map(analysisEntry));
+  for (const { body: analysis } of fresh) appendAnalysis(list, analysis);
 }
 
 async function showRun(mine, id) {

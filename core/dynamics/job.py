@@ -8,6 +8,7 @@ from typing import Any
 
 from core.dynamics import outputs
 from core.dynamics.figures import write_figures
+from core.dynamics.gradient_noise import gradient_noise
 from core.dynamics.linearity import weight_linearity
 from core.dynamics.tables import Analysed, rows_as_columns, write_tables
 from core.dynamics.target import Target, find_target
@@ -65,6 +66,8 @@ def _compute(context: RunContext, recipe: AnalysisRecipe, target: Target, spec: 
     match spec.name:
         case "weight_linearity":
             analysed = _weights(recipe, target, spec, progress)
+        case "gradient_noise":
+            analysed = gradient_noise(context, recipe, target, spec, progress)
         case _:
             analysed = outputs.analyse(context, recipe, target, spec, progress)
     context.log.info("%s", analysed.result["statement"])

@@ -25,6 +25,7 @@ TokenIds = Annotated[tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...], Fiel
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}(?:/[A-Za-z0-9][A-Za-z0-9._-]{0,120}){0,4}")
 OF_RUNS = ("gradient_noise",)
 """Analyses that need a train run: its data, rewards and optimizer."""
+WITHOUT_PROBE = ("weight_linearity", "gradient_noise")
 
 
 def _folder(name: str) -> str:
@@ -106,7 +107,8 @@ class ComputeSpec(Block):
     """One analysis.
 
     ``sample``: how many weights (null takes all), or numbers per layer of ``activation_linearity``, to draw; ``threshold``: R2
-    above it counts as linear. ``dtype`` is that of the forward passes: bfloat16 hides changes below its spacing.
+    above it counts as linear. ``dtype`` is that of the forward passes: bfloat16 hides changes below its spacing. ``groups``:
+    how many groups' gradients ``gradient_noise`` takes at each checkpoint.
     """
 
     name: AnalysisName | WeightsName

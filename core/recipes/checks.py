@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.recipes.algorithm import algorithm_problems
-from core.recipes.analysis import OF_RUNS, AnalysisRecipe
+from core.recipes.analysis import OF_RUNS, WITHOUT_PROBE, AnalysisRecipe
 from core.recipes.catalogue import MODELS, VERIFIERS
 from core.recipes.errors import Problem, allowed
 from core.recipes.evaluation import EvalRecipe
@@ -353,8 +353,8 @@ def _compute(recipe: AnalysisRecipe) -> Iterator[Finding]:
         ):
             yield _finding(f"compute.{index}.{field}", message, hint, f"compute.{index}.name")
         place = f"compute.{index}"
-        if spec.name == "weight_linearity" and spec.probe is not None:
-            yield _finding(f"{place}.probe", "weight_linearity scores no tokens", "remove probe", f"{place}.name")
+        if spec.name in WITHOUT_PROBE and spec.probe is not None:
+            yield _finding(f"{place}.probe", f"{spec.name} scores no probes", "remove probe", f"{place}.name")
         if spec.name not in ("weight_linearity", "activation_linearity") and spec.sample is not None:
             yield _finding(f"{place}.sample", f"{spec.name} draws no sample", "remove sample", f"{place}.name")
         if recipe.run is None and spec.name in OF_RUNS:

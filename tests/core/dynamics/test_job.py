@@ -78,7 +78,7 @@ def analysed(tmp_path_factory):
 def test_an_analysis_is_stored_with_its_figures_and_progress(analysed):
     service, target, context, row = analysed
     assert (row.name, row.target_run_id, row.run_id) == ("weight_linearity", target, context.run_id)
-    assert row.params == {"sample": None, "threshold": 0.7, "probe": None, "dtype": "float32"}
+    assert row.params == {"sample": None, "threshold": 0.7, "probe": None, "dtype": "float32", "groups": 16}
     assert row.result["trajectory"]["steps"] == STEPS
     assert row.result["r2"]["share_above"] > 0.9
     assert row.result["excess"]["over"] == "driven"
@@ -150,7 +150,6 @@ def refused(service, code, target, **changes):
 
 def test_what_cannot_be_analysed_is_refused(service):
     target = trained(service)
-    assert "cannot be computed yet" in refused(service, "analysis_not_built", target, compute=["token_linearity"])
     assert "no run" in refused(service, "unknown_run", "0" * 12)
     other = asked(service, target)
     with service.db.fenced(other.fence) as session:

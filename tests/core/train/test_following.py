@@ -32,7 +32,9 @@ def test_the_curves_are_those_of_the_checkpoints_and_survive_a_crash(service, po
     folders = [point.folder for point in trajectory_points(service.db, service.settings, run_id)]
     weights = [load_file(folder / "model.safetensors") for folder in folders]
     follower = LiveLinearity(_torch(weights[0]), None, seed=5)
-    columns = [np.stack([one[name].reshape(-1)[place] for one in weights]) for name, place in follower._positions]
+    columns = [
+        np.stack([one[name].reshape(-1)[place.numpy()] for one in weights]) for name, place in follower._positions
+    ]
     paths_KN = np.concatenate(columns, axis=1).astype(np.float64)
     moved_KN = paths_KN[:, (paths_KN != paths_KN[0]).any(axis=0)]
     r2 = [np.corrcoef(np.arange(6), column)[0, 1] ** 2 for column in moved_KN.T]

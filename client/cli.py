@@ -23,6 +23,13 @@ The secret is printed once. read: everything that can be looked at; submit: also
 post and steer runs; admin: also delete. Once there is a token, the service
 answers nobody without one, and revoking the last one does not change that.
 """
+_GRADED_TOLD = """
+
+A line of FILE is {"id", "gold", "prediction"} for math, and {"id", "prompt",
+"tests", "prediction"} for code and instructions. One verdict is printed for
+each line: correct, wrong, no_answer, timeout, error or infra_error, and why;
+with --json as JSON lines. A summary goes to standard error.
+"""
 _EPILOG = """\
 The service's address is DRIFTLINE_URL, else what server.json in DRIFTLINE_HOME
 (default ./.driftline) says. A token is read from DRIFTLINE_TOKEN.
@@ -79,6 +86,14 @@ def probe(given: Arguments) -> int:
     from client import probing
 
     return probing.probe(given.file, as_json=given.json)
+
+
+def grade(given: Arguments) -> int:
+    """Grade answers in a file, without a service."""
+    from client import grading
+
+    options = {"boxed_only": given.boxed_only, "workers": given.workers, "time_limit_s": float(given.time_limit)}
+    return grading.grade(given.file, given.kind, as_json=given.json, **options)
 
 
 def list_runs(given: Arguments) -> int:
@@ -215,6 +230,12 @@ def _service_commands(command: Callable[..., Parser]) -> None:
     made.add_argument("--idempotency-key", metavar="KEY", help="repeats with the same key never make a second run")
     made = command("probe", probe, run=False)
     made.add_argument("file", metavar="FILE", help="train recipe as JSON; - reads standard input")
+    made = command("grade", grade, run=False, more=_GRADED_TOLD)
+    made.add_argument("file", metavar="FILE", help="answers as JSON lines; - reads standard input")
+    made.add_argument("--kind", choices=["math", "code", "instructions"], default="math", help="the grader (math)")
+    made.add_argument("--boxed-only", action="store_true", help="math: only what stands in \\boxed{} is an answer")
+    made.add_argument("--workers", type=_from(1, 256), metavar="N", help="processes (as many as there are cores)")
+    made.add_argument("--time-limit", type=_from(1, 3600), default=10, metavar="S", help="seconds for one answer (10)")
     made = command("list", list_runs, run=False)
     for name, text in (
         ("state", "in this state"),

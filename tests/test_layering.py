@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "core.weights": STORE | MIDDLE | {"core.evals", "core.train"},
     "worker": STORE | MIDDLE | {"core.train", "core.evals", "core.dynamics", "core.weights"},
     "api": STORE | MIDDLE | {"core.train", "core.evals", "core.dynamics", "core.weights", "worker"},
-    "client": BASE | {"core.store", "core.recipes", "worker"},
+    "client": BASE | {"core.store", "core.recipes", "core.tasks", "worker"},  # core.tasks for `driftline grade` alone
 }
 LIGHT = [
     "api.app",

@@ -42,7 +42,7 @@ def task_files() -> dict[str, Path]:
     for path in sorted(Path(spec.origin).parent.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         if "register_dataset(" in text:
-            tasks.update(dict.fromkeys(_registered(ast.parse(text)), path))
+            tasks.update(dict.fromkeys(registered(ast.parse(text)), path))
     return tasks
 
 
@@ -50,7 +50,7 @@ def task_files() -> dict[str, Path]:
 def task_options(task: str) -> frozenset[str]:
     """Names of the generator options of ``task``: the fields of its configuration class."""
     tree = ast.parse(task_files()[task].read_text(encoding="utf-8"))
-    config = _registered(tree)[task]
+    config = registered(tree)[task]
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == config:
             names = (item.target for item in node.body if isinstance(item, ast.AnnAssign))
@@ -58,7 +58,7 @@ def task_options(task: str) -> frozenset[str]:
     return frozenset()
 
 
-def _registered(tree: ast.Module) -> dict[str, str]:
+def registered(tree: ast.Module) -> dict[str, str]:
     """Task name -> configuration class of every ``register_dataset(name, dataset, config, ...)`` at module level."""
     constants = {
         target.id: node.value.value

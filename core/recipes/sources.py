@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 
 from core.recipes.catalogue import DATASETS, SUITES
 from core.recipes.errors import allowed, did_you_mean, refuse
+from core.recipes.gym_options import option_value_faults
 from core.recipes.gym_tasks import PREFIX as GYM
 from core.recipes.gym_tasks import UNSAFE_TASKS, GymMissingError, task_files, task_options
 
@@ -76,7 +77,10 @@ def option_faults(name: str, options: Mapping[str, Any]) -> list[tuple[str, str,
     """Options that the data ``name`` does not have: (option, message, hint) each."""
     if name.startswith(GYM):
         known = sorted(task_options(name.removeprefix(GYM)) | {"seed", "size"})
-        return [fault for option, value in options.items() if (fault := _gym_option_fault(name, option, value, known))]
+        faults = [
+            fault for option, value in options.items() if (fault := _gym_option_fault(name, option, value, known))
+        ]
+        return faults or option_value_faults(name.removeprefix(GYM), options)
     return [(option, f"{name} has no options", "remove it") for option in options]
 
 

@@ -62,7 +62,8 @@ def warm_up() -> None:
 
 
 def grade(item: Item, text: str, *, boxed_only: bool = False) -> Judgement:
-    """Judge a completion against ``item.answer``."""
+    """Judge a completion against ``item.answer``; ``item.meta.boxed_only`` true means that only boxes count."""
+    boxed_only = boxed_only or item.meta.get("boxed_only") is True
     answer = extract(text, boxed_only=boxed_only)
     if answer is None:
         return Judgement(Outcome.NO_ANSWER, "no box" if boxed_only else "no box and no 'answer is'")

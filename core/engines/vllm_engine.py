@@ -10,6 +10,7 @@ It deliberately does not render prompts, hold requests between calls, or choose 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class VllmEngine:
         self._options = options
         self._live = live
         self._llm: Any = start(folder, options, extra)
-        self._vocab_size = int(self._llm.model_config.get_vocab_size())
+        self._vocab_size = int(self._llm.llm_engine.model_config.get_vocab_size())
         self._weights_version = weights_version
         self._asleep = False
 
@@ -225,7 +226,7 @@ def _repack_tied_head(model: Any) -> None:
 
 def _without_compiling(eager: bool) -> Any:
     """An eager engine compiles nothing: its sampler alone would cost the first call on a CPU twenty seconds."""
-    return torch.compiler.set_stance("force_eager" if eager else "default")
+    return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 
 
 def _sampling(seed: int, params: SamplingParams) -> Any:

@@ -37,7 +37,8 @@ class Core:
 
     def __init__(self, answer):
         self._answer = answer
-        self.model_config = type("Model", (), {"get_vocab_size": lambda self: 100})()
+        model_config = type("Model", (), {"get_vocab_size": lambda self: 100})()
+        self.llm_engine = type("Engine", (), {"model_config": model_config})()
 
     def generate(self, prompts, params, use_tqdm):
         if isinstance(self._answer, Exception):

@@ -9,6 +9,7 @@ import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -23,6 +24,7 @@ Json = dict[str, Any]
 _READ_TRIES = 4
 _FIRST_PAUSE_S = 0.2
 _FOREIGN = "not_driftline"
+_FILE_NAME = re.compile(r'filename="([A-Za-z0-9_][A-Za-z0-9._-]{0,200})"')
 _RUN_ID = re.compile("[0-9a-f]{1,12}")
 _BUSY = frozenset({502, 503, 504})
 _JSON = {"Content-Type": "application/json"}
@@ -142,6 +144,38 @@ class DriftlineClient:
         """All records of an evaluation, by flip against base or by verdict."""
         return list(self._pages(f"/evals/{_segment(evaluation_id)}/items", flip=flip, verdict=verdict, limit=1000))
 
+    def diff(self, a: str, b: str, *, verdicts: str | None = None, noise: str | None = None) -> Json:
+        """What evaluation ``b`` lost and gained against ``a``."""
+        return self._read(f"/evals/{_segment(a)}/diff/{_segment(b)}", verdicts=verdicts, noise=noise)
+
+    def regrade(self, evaluation_id: str) -> Json:
+        """Post a run that grades an evaluation's stored answers again, and return it."""
+        return self._write("POST", f"/evals/{_segment(evaluation_id)}/regrade", headers=_JSON)
+
+    def records_path(self, evaluation_id: str) -> str:
+        """Where the records of an evaluation can be downloaded."""
+        return f"/evals/{_segment(evaluation_id)}/export"
+
+    def rollouts_path(self, run_id: str) -> str:
+        """Where the training samples of a run can be downloaded."""
+        return _run(run_id, "/rollouts/export")
+
+    @contextmanager
+    def download(self, path: str, params: Mapping[str, str]) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """Yield the file's plain name and its bytes as they come; never the whole file is held in memory."""
+        try:
+            with self._http.stream("GET", path, params=dict(params)) as answer:
+                if answer.status_code >= 400:
+                    answer.read()
+                    raise from_answer(answer.status_code, _decoded(answer))
+                yield _file_name(answer), answer.iter_bytes()
+        except httpx.ConnectError:
+            raise self._absent("nobody answers there") from None
+        except httpx.HTTPError as error:
+            raise NotReachable(
+                f"the file broke off: {error or type(error).__name__}", hint="try again", code="broken_off"
+            ) from None
+
     def analyses(self, run_id: str) -> list[Json]:
         """Analyses over a run's checkpoints."""
         return list(self._pages(_run(run_id, "/analyses")))
@@ -260,6 +294,12 @@ def _sendable(token: str) -> str:
             code="bad_token",
         )
     return token
+
+
+def _file_name(answer: httpx.Response) -> str:
+    """The last part of the name that the service gives the file; a path in it is never followed."""
+    match = _FILE_NAME.search(answer.headers.get("content-disposition", ""))
+    return match[1] if match else "records"
 
 
 def _decoded(answer: httpx.Response) -> Any:

@@ -145,6 +145,43 @@ def logs(given: Arguments) -> int:
     return commands.logs(given.run, follow=given.follow, as_json=given.json, **wanted)
 
 
+def list_evaluations(given: Arguments) -> int:
+    """List a run's evaluations, with their ids."""
+    from client import evaluations
+
+    return evaluations.evaluations(given.run, as_json=given.json)
+
+
+def compare(given: Arguments) -> int:
+    """Compare two evaluations item by item: B against A."""
+    from client import evaluations
+
+    return evaluations.compare(given.a, given.b, verdicts=given.verdicts, noise=given.noise, as_json=given.json)
+
+
+def regrade(given: Arguments) -> int:
+    """Grade an evaluation's stored answers again; the first verdicts stay."""
+    from client import evaluations
+
+    return evaluations.regrade(given.evaluation, detach=given.detach, as_json=given.json)
+
+
+def export_records(given: Arguments) -> int:
+    """Write all records of an evaluation to a file."""
+    from client import evaluations
+
+    return evaluations.export_records(given.evaluation, form=given.format, output=given.output, as_json=given.json)
+
+
+def export_rollouts(given: Arguments) -> int:
+    """Write all training samples of a run to a file."""
+    from client import evaluations
+
+    return evaluations.export_rollouts(
+        given.run, form=given.format, step=given.step, output=given.output, as_json=given.json
+    )
+
+
 def cancel(given: Arguments) -> int:
     """Cancel a run; one that runs writes a checkpoint first."""
     return _change(given, "cancel")
@@ -205,6 +242,7 @@ def parser() -> Parser:
 
     _service_commands(command)
     _run_commands(command)
+    _evaluation_commands(command)
     return root
 
 
@@ -272,6 +310,27 @@ def _run_commands(command: Callable[..., Parser]) -> None:
     command("cancel", cancel)
     command("pause", pause)
     command("resume", resume)
+
+
+def _evaluation_commands(command: Callable[..., Parser]) -> None:
+    """Commands about evaluations and what they recorded."""
+    command("evals", list_evaluations)
+    made = command("compare", compare, run=False)
+    made.add_argument("a", metavar="A", help="id of the evaluation before (`driftline evals RUN`)")
+    made.add_argument("b", metavar="B", help="id of the evaluation now")
+    made.add_argument("--verdicts", default="original", metavar="WHICH", help="original, latest, or a verifier version")
+    made.add_argument("--noise", metavar="A,B", help="two evaluations of one model, for the noise floor")
+    made = command("regrade", regrade, run=False)
+    made.add_argument("evaluation", metavar="EVAL", help="id of an evaluation")
+    made.add_argument("-d", "--detach", action="store_true", help="post the run and return at once")
+    made = command("export-records", export_records, run=False)
+    made.add_argument("evaluation", metavar="EVAL", help="id of an evaluation")
+    made.add_argument("--format", choices=["parquet", "jsonl", "lm_eval"], default="parquet", help="(parquet)")
+    made.add_argument("-o", "--output", metavar="FILE", help="by default the service's name; - is standard output")
+    made = command("export-rollouts", export_rollouts)
+    made.add_argument("--format", choices=["parquet", "jsonl"], default="parquet", help="(parquet)")
+    made.add_argument("--step", type=_from(0), metavar="N", help="only this step")
+    made.add_argument("-o", "--output", metavar="FILE", help="by default the service's name; - is standard output")
 
 
 def _from(lowest: int, highest: int | None = None) -> Callable[[str], int]:

@@ -119,7 +119,7 @@ class Diff(Body):
     verifier_version: str | None
     a_regrade: str | None = Field(description="later grading that was compared; null for the original verdicts")
     b_regrade: str | None
-    same_data: bool = Field(description="whether both asked of items with one content hash")
+    same_data: bool | None = Field(description="whether both asked of items with one content hash; null when not known")
     n: int
     only_a: int
     only_b: int

@@ -63,7 +63,7 @@ def diff(
         "verifier_version": before.verifier_version,
         "a_regrade": before.regrade_id,
         "b_regrade": after.regrade_id,
-        "same_data": a.dataset_hash is not None and a.dataset_hash == b.dataset_hash,
+        "same_data": None if None in (a.dataset_hash, b.dataset_hash) else a.dataset_hash == b.dataset_hash,
         "n": result.n,
         "only_a": len(before.scores) - len(shared),
         "only_b": len(after.scores) - len(shared),

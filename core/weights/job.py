@@ -18,7 +18,7 @@ from core.engines.references import SOURCE_RUN, ModelSource
 from core.jobs import Outcome, RunContext, UserError
 from core.recipes import AnalysisRecipe, TrainRecipe, load_recipe
 from core.recipes.analysis import ComputeSpec
-from core.recipes.weights import Extrapolation, SweepEvaluation
+from core.recipes.weights import Export, Extrapolation, SweepEvaluation
 from core.store import analyses, checkpoints, evaluations, runs
 from core.store.errors import StoreError
 from core.store.models import Run
@@ -49,7 +49,7 @@ def run_weights(context: RunContext, pool: VerifierPool | None = None) -> Outcom
         run, trained = _source(context, recipe)
         making = Making(context, recipe, spec, run, trained)
         if spec.extrapolation is None:
-            return export(making, spec.export, pool)
+            return export(making, _export_of(spec))
         return _extrapolate(making, spec.extrapolation, pool)
     except Interrupted:
         return _requested(context)
@@ -61,11 +61,20 @@ def run_weights(context: RunContext, pool: VerifierPool | None = None) -> Outcom
         raise UserError("damaged_checkpoint", f"{problem}; name another step") from problem
 
 
+def _export_of(spec: ComputeSpec) -> Export:
+    if spec.export is None:
+        raise TypeError(f"a recipe of {spec.name} has its block")
+    return spec.export
+
+
 def _source(context: RunContext, recipe: AnalysisRecipe) -> tuple[Run, TrainRecipe]:
+    """The run that the recipe names and the train recipe behind it; what an analysis computed stems from its own run's."""
     try:
         with context.db.read() as session:
             run = runs.get(session, (recipe.run or "").removeprefix("run:"))
             trained = load_recipe(run.recipe)
+            if isinstance(trained, AnalysisRecipe) and trained.run and recipe.compute[0].export is not None:
+                trained = load_recipe(runs.get(session, trained.run.removeprefix("run:")).recipe)
     except StoreError as problem:
         raise UserError("unknown_run", f"{recipe.run}: {problem}") from problem
     if not isinstance(trained, TrainRecipe):

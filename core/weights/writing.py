@@ -16,12 +16,12 @@ from torch import Tensor
 
 from core.engines.lines import FolderWeights, Weights
 from core.engines.models import INDEX_FILE, WEIGHTS_FILE, weights_sha256
-from core.train import checkpoints
+from core.train import adapters, checkpoints
 
 Progress = Callable[[int, int], None]
 
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-_NOT_COPIED = {INDEX_FILE, checkpoints.MANIFEST, checkpoints.TRAINER_STATE, checkpoints.OPTIMIZER}
+_NOT_COPIED = {INDEX_FILE, checkpoints.MANIFEST, checkpoints.TRAINER_STATE, checkpoints.OPTIMIZER, adapters.CONFIG}
 
 
 def write_like(

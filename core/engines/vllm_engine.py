@@ -218,7 +218,7 @@ class _Failures:
 def _repack_tied_head(model: Any) -> None:
     """Pack the head of a tied model again: a reload brings no tensor of its own for it and leaves the old packed one."""
     head, embedding = getattr(model, "lm_head", None), getattr(model.model, "embed_tokens", None)
-    if head is None or head is embedding or not model.config.tie_word_embeddings:
+    if head is None or embedding is None or head is embedding or not model.config.tie_word_embeddings:
         return
     head.weight = embedding.weight
     head.quant_method.process_weights_after_loading(head)

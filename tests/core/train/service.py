@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from core.jobs import Outcome, RunContext
-from core.recipes import family_hash, parse_recipe, recipe_hash, resolved
+from core.recipes import family_hash, local_models, parse_recipe, recipe_hash, resolved
 from core.settings import Settings
 from core.store import queue, runs
 from core.store.database import Database
@@ -78,7 +78,7 @@ class Service:
     def post_recipe(self, submitted: dict[str, Any]) -> str:
         """Create a run from any recipe, more urgent than those before it, and return its id."""
         self._posted += 1
-        recipe = parse_recipe(submitted, known_models=[TINY])
+        recipe = parse_recipe(submitted, known_models=local_models(self.settings.models_dir))
         with self.db.write() as session:
             run = runs.create(
                 session,
@@ -103,7 +103,7 @@ class Service:
         assert claim is not None
         assert claim.run_id == run_id
         with self.db.read() as session:
-            recipe = parse_recipe(runs.get(session, run_id).recipe, known_models=[TINY])
+            recipe = parse_recipe(runs.get(session, run_id).recipe, known_models=local_models(self.settings.models_dir))
         return RunContext(
             run_id=run_id,
             attempt=claim.attempt,

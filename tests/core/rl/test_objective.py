@@ -171,6 +171,24 @@ def test_importance_weights_at_token_and_sequence_level():
     assert weights("none", "token").tolist() == [1.0, 1.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize("mode", ["truncate", "mask"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_an_importance_weight_that_is_not_a_number_stays_one(mode, level):
+    trainer, engine = vector(-1.0, math.nan)[None], vector(-1.0, -1.0)[None]
+    found = importance_weights(trainer, engine, torch.ones(1, 2, dtype=torch.bool), mode=mode, level=level)
+    assert math.isnan(float(found[0, 1]))
+
+
+def test_likelihood_is_cross_entropy_with_a_factor_for_each_token():
+    logp = vector(-1.0, -2.0, -4.0, math.nan).requires_grad_()
+    terms = TokenTerms(weight_T=vector(0.25, 0.25, 0.25, 0.0), advantage_T=vector(1.0, -1.0, 0.0, 1.0))
+    loss = policy_loss(logp, logp, terms, Objective(kind="likelihood"))
+    (grad,) = torch.autograd.grad(loss.sum(), logp)
+    assert loss.tolist() == [0.25, -0.5, 0.0, 0.0]
+    assert grad.tolist() == [-0.25, 0.25, 0.0, 0.0]
+    assert ratio(logp, terms, "likelihood").tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
@@ -183,6 +201,8 @@ def test_importance_weights_at_token_and_sequence_level():
         ({"aggregation": "seq_mean_token_sum_norm"}, "norm_length"),
         ({"kind": "sequence", "aggregation": "token_mean"}, "aggregation"),
         ({"kl_coef": math.nan}, "kl_coef"),
+        ({"kind": "likelihood", "kl_coef": 0.1}, "kl_coef"),
+        ({"kind": "likelihood", "entropy_coef": 0.1}, "entropy_coef"),
     ],
 )
 def test_an_impossible_objective_is_refused_naming_the_field(change, field):

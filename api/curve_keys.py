@@ -51,6 +51,10 @@ _KEYS: dict[str, CurveInfo] = {
     "completions/mean_length": CurveInfo("tokens", "Mean length of the sampled completions."),
     "completions/min_length": CurveInfo("tokens", "Shortest sampled completion."),
     "completions/max_length": CurveInfo("tokens", "Longest sampled completion."),
+    "completions/duplicate_share": CurveInfo(
+        "share",
+        "Completions that are token for token the same as another of their group; near 1 sampling has collapsed.",
+    ),
     "completions/clipped_ratio": CurveInfo("share", "Share of completions cut at the length limit."),
     "sampling/logp_gap": CurveInfo(
         "nats", "Mean absolute gap between the sampler's and the trainer's log-probabilities of the same tokens."

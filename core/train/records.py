@@ -40,7 +40,14 @@ def sample_curves(samples: Sequence[Sample]) -> dict[str, float]:
         )
         for sample in samples
     ]
-    return reward_curves(facts) | completion_curves(facts) | early_curves(facts)
+    values = reward_curves(facts) | completion_curves(facts) | early_curves(facts)
+    return values | {"completions/duplicate_share": _duplicate_share(samples)}
+
+
+def _duplicate_share(samples: Sequence[Sample]) -> float:
+    """Share of completions whose tokens an earlier one of the same group has too."""
+    distinct = {(sample.group, sample.completion.token_ids) for sample in samples}
+    return 1.0 - len(distinct) / len(samples) if samples else 0.0
 
 
 def update_curves(results: Sequence[UpdateResult], policy: Policy, lr: float) -> dict[str, float]:

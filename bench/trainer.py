@@ -200,6 +200,7 @@ PARTS: dict[str, Callable[[], dict[str, object]]] = {
     "recomputation": recomputation,
     "exactness": exactness,
     "step": updates.full_step,
+    "planned": updates.planned,
     "layouts": updates.layouts,
     "attention": attention,
     "profile": profile,

@@ -6,12 +6,16 @@ Parts of ``python -m bench.trainer``. Both run :func:`core.train.update.update`,
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench import measure, workload
+from bench import measure, trl_grpo, workload
+from core.planning import Card
+from core.planning import plan as plan_of
 from core.planning.checkpointing import activation_bytes, fewest_checkpointed_layers
+from core.recipes import TrainRecipe, parse_recipe
 from core.recipes.catalogue import MODELS
 from core.rl import offload, packing
 from core.rl.objective import Objective
@@ -19,7 +23,9 @@ from core.rl.offload import OffloadedAdamW
 from core.rl.optim import MasterOptimizer, StepResult
 from core.rl.packing import plan_micro_batches
 from core.train.lean import make_lean
+from core.train.policy import load_policy
 from core.train.recompute import checkpoint_layers
+from core.train.reference import reference_logp
 from core.train.update import Head, MicroBatch, TrainSequence, build_micro_batches, update
 
 BUDGET_GIB, CAP_GIB = 22, 24
@@ -118,6 +124,79 @@ def full_step() -> dict[str, object]:
     }
     print({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()})
     del reference
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    return found
+
+
+def planned() -> dict[str, object]:
+    """A whole planned 1.5B run's update: the recipe's plan for a 24 GiB card, ``load_policy``, ``adamw_offload``, 16,384 tokens.
+
+    The process is capped to 24 GiB; the frozen start model rests on the host and comes over to score. The plan's
+    ``allocated_gib`` is compared with the recorded peak of scoring, update and optimizer step together.
+    """
+    folder = trl_grpo.model_folder("qwen-1.5b", None, Path("/tmp/driftline-bench-models"))
+    recipe = parse_recipe(
+        {
+            "kind": "train",
+            "model": folder.name,
+            "data": "gsm8k",
+            "max_steps": 10,
+            "prompts_per_step": 2,
+            "num_generations": 2,
+            "max_prompt_length": 1024,
+            "max_completion_length": 15_360,
+            "optimizer": "adamw_offload",
+            "engine": "transformers",
+            "device": {"kind": "cuda", "memory_gib": CAP_GIB},
+        },
+        known_models=[folder.name],
+    )
+    assert isinstance(recipe, TrainRecipe)
+    plan = plan_of(recipe, Card(CAP_GIB, "capped"), facts=FACTS)
+    torch.cuda.set_per_process_memory_fraction(CAP_GIB * measure.GIB / torch.cuda.get_device_properties(0).total_memory)
+    started = time.perf_counter()
+    policy = load_policy(folder, recipe, DEVICE, checkpointed_layers=plan.checkpointed_layers)
+    loading = time.perf_counter() - started
+    sequences = _sequences([(1024, 15_360)] * 2)
+    batches = build_micro_batches(sequences, [[0], [1]], DEVICE)
+
+    def step() -> None:
+        reference = reference_logp(policy.reference, [batches])[0]
+        with policy.training(1):
+            update(
+                policy.body,
+                policy.head,
+                policy.optimizer,
+                sequences,
+                batches,
+                objective=Objective(),
+                lr=1e-6,
+                max_grad_norm=1.0,
+                old_logp=None,
+                ref_logp=reference,
+            )
+
+    step()
+    measure.fresh()
+    times = [measure.seconds(step) for _ in range(3)]
+    peak = torch.cuda.max_memory_allocated() / measure.GIB
+    share = measure.seconds(lambda: policy.changed_share())
+    found = {
+        "tokens": 16_384,
+        "sequences": len(sequences),
+        "checkpointed_layers": plan.checkpointed_layers,
+        "micro_batch_tokens": plan.micro_batch_tokens,
+        "peak_gib": peak,
+        "reserved_gib": torch.cuda.max_memory_reserved() / measure.GIB,
+        "predicted_gib": plan.allocated_gib,
+        "error": plan.allocated_gib / peak - 1,
+        "planned_card_gib": plan.peak_gib,
+        "planned_pinned_gib": plan.pinned_gib,
+        "step_s": times,
+        "changed_share_s": share,
+        "loading_s": loading,
+    }
+    print({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()})
     torch.cuda.set_per_process_memory_fraction(1.0)
     return found
 

@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from api import (
     analyses,
     checkpoints,
+    conversions,
     curves,
     damage,
     errors,
@@ -33,6 +34,7 @@ from api import (
 from api.deps import Service
 from api.limits import BodyLimit
 from api.origin import SameOriginOnly
+from api.schemas.conversions import ExportWish
 from api.schemas.runs import ForkFrom
 from api.services.system import service_version
 from core.home import home_id
@@ -65,7 +67,8 @@ def create_app(settings: Settings | None = None, *, sweep: bool = True) -> FastA
     )
     app.state.service = Service(settings, db, partial(_ring, db, settings.broker_url) if sweep else _no_ring)
     errors.install(app)
-    for module in (runs, curves, damage, evaluations, rollouts, checkpoints, analyses, prespecs, events, logs, system):
+    modules = (runs, curves, damage, evaluations, rollouts, checkpoints, conversions, analyses, prespecs, events, logs)
+    for module in (*modules, system):
         app.include_router(module.router)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(SameOriginOnly, host=settings.host)
@@ -113,8 +116,9 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = document["components"]["schemas"]
-    for name, adapter in (("Recipe", TypeAdapter(Recipe)), ("ForkFrom", TypeAdapter(ForkFrom))):
-        schema = adapter.json_schema(ref_template=f"#/components/schemas/{_BLOCK}{{model}}", mode="validation")
+    bodies = {"Recipe": Recipe, "ForkFrom": ForkFrom, "ExportWish": ExportWish}
+    for name, body in bodies.items():
+        schema = TypeAdapter(body).json_schema(ref_template=f"#/components/schemas/{_BLOCK}{{model}}", mode="validation")
         schemas.update({f"{_BLOCK}{block}": part for block, part in schema.pop("$defs", {}).items()})
         schemas[name] = schema
     for unused in ("HTTPValidationError", "ValidationError"):

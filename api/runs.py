@@ -26,7 +26,7 @@ router = APIRouter(tags=["runs"], dependencies=[Depends(known_query_only)])
 IdempotencyKey = Annotated[
     str | None, Header(alias="Idempotency-Key", description="repeats within 24 h get the first answer")
 ]
-_CREATED: dict[int, dict[str, Any]] = {
+CREATED: dict[int, dict[str, Any]] = {
     201: {
         "model": Run,
         "description": "The run was accepted",
@@ -59,7 +59,7 @@ _FORK_BODY = {
         409,
         413,
         415,
-        answers=_CREATED | {200: {"model": DryRun, "description": "`dry_run`: what would happen; nothing was stored"}},
+        answers=CREATED | {200: {"model": DryRun, "description": "`dry_run`: what would happen; nothing was stored"}},
     ),
     openapi_extra=_RECIPE_BODY,
 )
@@ -165,7 +165,7 @@ def resume_run(*, _caller: Submitter, parts: Parts, tasks: BackgroundTasks, run_
     operation_id="fork_run",
     status_code=201,
     response_model=Run,
-    responses=documented(404, 409, 413, 415, answers=_CREATED),
+    responses=documented(404, 409, 413, 415, answers=CREATED),
     openapi_extra=_FORK_BODY,
 )
 def fork_run(

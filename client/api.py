@@ -152,6 +152,15 @@ class DriftlineClient:
         """Post a run that grades an evaluation's stored answers again, and return it."""
         return self._write("POST", f"/evals/{_segment(evaluation_id)}/regrade", headers=_JSON)
 
+    def checkpoints(self, run_id: str) -> list[Json]:
+        """All complete checkpoints of a run by step."""
+        return list(self._pages(_run(run_id, "/checkpoints")))
+
+    def export(self, checkpoint_id: str, wish: Mapping[str, Any]) -> Json:
+        """Post the run that writes a checkpoint in another form, and return it."""
+        path = f"/checkpoints/{_segment(checkpoint_id)}/export"
+        return self._write("POST", path, headers=_JSON, json=dict(wish))
+
     def records_path(self, evaluation_id: str) -> str:
         """Where the records of an evaluation can be downloaded."""
         return f"/evals/{_segment(evaluation_id)}/export"

@@ -173,6 +173,14 @@ def export_records(given: Arguments) -> int:
     return evaluations.export_records(given.evaluation, form=given.format, output=given.output, as_json=given.json)
 
 
+def export(given: Arguments) -> int:
+    """Write a checkpoint as a bf16 folder, a GGUF file or an adapter, and follow the run that does it."""
+    from client import conversions
+
+    wish = {"format": given.format, "dtype": given.dtype, "rank": given.rank, "records": given.records}
+    return conversions.export(given.checkpoint, wish, detach=given.detach, output=given.output, as_json=given.json)
+
+
 def export_rollouts(given: Arguments) -> int:
     """Write all training samples of a run to a file."""
     from client import evaluations
@@ -307,6 +315,14 @@ def _run_commands(command: Callable[..., Parser]) -> None:
     made.add_argument("--level", type=str.upper, choices=levels, metavar="LEVEL", help="this level and above")
     made.add_argument("--search", metavar="TEXT", help="only lines with this text")
     made.add_argument("--attempt", type=_from(1), metavar="N", help="only this attempt")
+    made = command("export", export, run=False)
+    made.add_argument("checkpoint", metavar="CHECKPOINT", help="run:ID/step-N, run:ID/last, or a checkpoint's id")
+    made.add_argument("--format", choices=["hf", "gguf", "adapter"], default="hf", help="(hf)")
+    made.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], help="of the written weights (bfloat16)")
+    made.add_argument("--rank", type=_from(1, 4096), metavar="R", help="of an adapter (16)")
+    made.add_argument("--records", type=_from(0), metavar="N", help="greedy answers asked again through it (20)")
+    made.add_argument("-d", "--detach", action="store_true", help="post the run and return at once")
+    made.add_argument("-o", "--output", metavar="FOLDER", help="download the files there when it is done")
     command("cancel", cancel)
     command("pause", pause)
     command("resume", resume)

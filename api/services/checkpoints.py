@@ -9,6 +9,7 @@ from api.services import uses
 from api.times import iso
 from core.store import checkpoints, runs
 from core.store.models import Checkpoint, CheckpointFile
+from core.store.provenance import CYCLE_START
 from core.store.states import FINAL, RunState
 
 
@@ -64,6 +65,12 @@ def delete(session: Session, checkpoint_id: str) -> Checkpoint:
     if RunState(run.state) not in FINAL and latest is not None and latest.id == row.id:
         raise Conflict(
             f"run {run.id} is {run.state} and would continue from this checkpoint",
+            code="checkpoint_in_use",
+            hint="cancel the run first, or delete an earlier checkpoint",
+        )
+    if latest is not None and RunState(run.state) not in FINAL and latest.provenance.get(CYCLE_START) == row.step:
+        raise Conflict(
+            f"run {run.id} is {run.state}, and its cycle of re-grounding began with this checkpoint",
             code="checkpoint_in_use",
             hint="cancel the run first, or delete an earlier checkpoint",
         )

@@ -17,11 +17,7 @@ from core.store.database import Database
 from core.store.errors import StoreError
 from core.store.fencing import Fence
 from core.store.models import Checkpoint
-
-SOURCE_RUN = "source_run"
-"""Key of a computed checkpoint's provenance: the train run from whose checkpoints it was made."""
-FORM = "format"
-"""Key of an exported checkpoint's provenance: gguf and adapter folders are files to take away, not models to load."""
+from core.store.provenance import FORM, SOURCE_RUN
 
 _RUN_REFERENCE = re.compile(r"run:([0-9a-f]{4,12})/(best|last|step-(\d+))")
 

@@ -24,6 +24,7 @@ from core.recipes import TrainRecipe
 from core.store import checkpoints as checkpoint_rows
 from core.store import evaluations, events, metrics, queue, runs
 from core.store.models import Checkpoint
+from core.store.provenance import CYCLE_START
 from core.tasks.pool import VerifierPool
 from core.tasks.rewards import RewardSpec
 from core.train import adapters, checkpoints, prespecify
@@ -34,7 +35,7 @@ from core.train.pass_rate import Asker, filtered
 from core.train.policy import Policy, load_policy
 from core.train.prepare import Prepared, prepare
 from core.train.progress import Progress
-from core.train.regrounding import CYCLE_START, regrounder_of
+from core.train.regrounding import regrounder_of
 from core.train.rewarding import rewards_of
 from core.train.step import StepRunner
 from core.train.stopping import StopConditions

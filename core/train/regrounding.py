@@ -2,8 +2,9 @@
 
 The jump is taken in fp32 on the masters, which write the weights; items, random streams and the learning rate's schedule know
 nothing of it and go on. The state of a step that ends a cycle is the one after the jump: its checkpoint, its look and the
-next cycle's W_s. W_s is read from that checkpoint, so a run in the middle of a cycle needs it (``CYCLE_START``). Which n is
-taken is the recipe's, or with ``adaptive`` decided by :mod:`core.train.candidates`. (Paper, section 6.3 and appendix E.2.)
+next cycle's W_s. W_s is read from that checkpoint, so a run in the middle of a cycle needs it (``CYCLE_START`` of its
+provenance). Which n is taken is the recipe's, or with ``adaptive`` decided by :mod:`core.train.candidates`. (Paper, section
+6.3 and appendix E.2.)
 """
 
 import shutil
@@ -31,8 +32,6 @@ from core.train.versions import JUMPED, weights_version
 
 DECISION = "regrounding_decision"
 JUMP = "jump"
-CYCLE_START = "cycle_start"
-"""Key of a checkpoint's provenance: step of the checkpoint that whoever continues from it needs beside it."""
 
 
 class Regrounder:

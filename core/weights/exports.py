@@ -14,12 +14,13 @@ import torch
 
 from core.engines.lines import FolderWeights
 from core.engines.models import load_tokenizer
-from core.engines.references import FORM, SOURCE_RUN, find_model
+from core.engines.references import find_model
 from core.jobs import Outcome, UserError
 from core.recipes.weights import Export
 from core.store import analyses, checkpoints, greedy
 from core.store.greedy import GreedyRecord
 from core.store.models import Checkpoint
+from core.store.provenance import FORM, SOURCE_RUN
 from core.train import checkpoints as folders
 from core.weights import verifying
 from core.weights.adapter import ADAPTER, own_adapter, write_adapter

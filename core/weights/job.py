@@ -14,7 +14,7 @@ import torch
 from core.engines.base import EngineError
 from core.engines.lines import FolderWeights, distance
 from core.engines.models import ModelError
-from core.engines.references import SOURCE_RUN, ModelSource
+from core.engines.references import ModelSource
 from core.jobs import Outcome, RunContext, UserError
 from core.recipes import AnalysisRecipe, TrainRecipe, load_recipe
 from core.recipes.analysis import ComputeSpec
@@ -22,6 +22,7 @@ from core.recipes.weights import Export, Extrapolation, SweepEvaluation
 from core.store import analyses, checkpoints, evaluations, runs
 from core.store.errors import StoreError
 from core.store.models import Run
+from core.store.provenance import SOURCE_RUN
 from core.store.types import new_id
 from core.tasks.items import ItemError
 from core.tasks.pool import VerifierPool

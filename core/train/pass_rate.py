@@ -65,7 +65,7 @@ def filtered(context: RunContext, recipe: TrainRecipe, prepared: Prepared, asker
     rates, cached = _rates(context, recipe, prepared, asker, wanted)
     kept = [item for item in items if _inside(rates[item.id], wanted)]
     summary = _summary(wanted, rates, len(kept), cached)
-    needed = max(FEWEST, recipe.prompts_per_step)
+    needed = max(FEWEST, recipe.prompts_reserved)
     if len(kept) < needed:
         raise UserError(
             "too_few_items",

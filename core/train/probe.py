@@ -72,6 +72,11 @@ def run_probe(context: RunContext, pool: VerifierPool | None = None, seconds: fl
     recipe = context.recipe
     if not isinstance(recipe, TrainRecipe):
         raise TypeError(f"run {context.run_id} is of kind {recipe.kind}, not train")
+    if recipe.algorithm.supervised:
+        raise UserError(
+            "nothing_to_probe",
+            f"a probe samples groups, and {recipe.algorithm.name} samples none; post the recipe itself with max_steps 2",
+        )
     with (
         contextlib.nullcontext(pool) if pool else VerifierPool() as grading,
         rewards_of(recipe, context.settings.rewards_dir) as rewards,

@@ -115,10 +115,10 @@ class ComputeSpec(Block):
     sample: Annotated[int, Field(ge=1, le=2**40)] | None = None
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.7
     probe: Probe | None = Field(
-        default_factory=lambda data: None if data.get("name") in ("weight_linearity", *WEIGHTS) else Probe()
+        default_factory=lambda data: None if data.get("name") in (*WITHOUT_PROBE, *WEIGHTS) else Probe()
     )
     dtype: Dtype = "float32"
-
+    groups: Annotated[int, Field(ge=2, le=4096)] = 16
     extrapolation: Extrapolation | None = Field(
         default_factory=lambda data: Extrapolation() if data.get("name") == "extrapolate" else None,
         exclude_if=lambda value: value is None,

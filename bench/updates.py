@@ -129,7 +129,7 @@ def full_step() -> dict[str, object]:
 
 
 def planned() -> dict[str, object]:
-    """A whole planned 1.5B run's update: the recipe's plan for a 24 GiB card, ``load_policy``, ``adamw_offload``, 16,384 tokens.
+    """A whole planned 1.5B step: the recipe's plan for a 24 GiB card, ``load_policy``, ``adamw_offload``, 16,384 tokens.
 
     The process is capped to 24 GiB; the frozen start model rests on the host and comes over to score. The plan's
     ``allocated_gib`` is compared with the recorded peak of scoring, update and optimizer step together.
@@ -180,7 +180,7 @@ def planned() -> dict[str, object]:
     measure.fresh()
     times = [measure.seconds(step) for _ in range(3)]
     peak = torch.cuda.max_memory_allocated() / measure.GIB
-    share = measure.seconds(lambda: policy.changed_share())
+    share = measure.seconds(policy.changed_share)
     found = {
         "tokens": 16_384,
         "sequences": len(sequences),

@@ -134,6 +134,8 @@ ANALYSES: dict[str, str] = {
     "token_linearity": "R2 of the log-probability of every token of a probe",
     "logit_linearity": "R2 of the probed token's logit",
     "activation_linearity": "R2 of the hidden states after every layer",
+    "extrapolate": "weights on the line through checkpoints: points, a sweep over beta, the choice confirmed",
+    "export": "one checkpoint as a bf16 folder, a GGUF file or an adapter, asked its greedy answers again",
     "first_order": "how much of each linear layer's output change is W0 dx, dW x0 and dW dx",
     "gradient_noise": "signal to noise of the group gradients and their cosine with fixed directions, beside chance",
 }

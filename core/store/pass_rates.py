@@ -15,7 +15,8 @@ _AT_ONCE = 500
 
 def known(session: Session, key: str, item_hashes: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Return (right, judged) by item hash, for the items that were measured under ``key``."""
-    wanted, found = list(item_hashes), {}
+    wanted = list(item_hashes)
+    found: dict[str, tuple[int, int]] = {}
     for start in range(0, len(wanted), _AT_ONCE):
         query = select(PassRate.item_sha256, PassRate.right, PassRate.judged).where(
             PassRate.key == key, PassRate.item_sha256.in_(wanted[start : start + _AT_ONCE])

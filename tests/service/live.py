@@ -55,12 +55,12 @@ class Live:
         self.command("up", "--background")
         self.client = DriftlineClient(self.server.url)
 
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run ``driftline WORDS`` and return what it printed; fails when it does."""
+    def command(self, *words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """Run ``driftline WORDS`` in ``folder`` and return what it printed; fails when it does."""
         done = subprocess.run(
             [sys.executable, "-m", "client.cli", *words],
             env=self._env,
-            cwd=ROOT,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,

@@ -181,7 +181,7 @@ def _rows(context: RunContext, run_id: str, step: int | None) -> list[Rollout]:
     while True:
         with context.db.read() as session:
             page = rollouts.page(session, run_id, after=after, limit=_PAGE, step=step)
-            found += page.data
+            found += page.items
         if not page.has_more:
             return found
         after = page.next

@@ -22,7 +22,7 @@ from core.rl.packing import plan_micro_batches
 from core.streams import stream_seed
 
 MOST_COORDINATES = 1 << 22
-_BATCH_TOKENS = 8192
+_BATCH_TOKENS = 2048
 _FLIPS = 400
 _CHANCE = 0.95
 
@@ -163,7 +163,7 @@ def leave_one_out(increments_II: Array, seed: int) -> list[dict[str, float | Non
     """Return each increment's cosine with the sum of all others, and the chance line: the same under random signs."""
     count = len(increments_II)
     rng = np.random.default_rng(stream_seed(seed, "gradients", "leave-one-out"))
-    signs_FI = 1.0 - 2.0 * rng.integers(2, size=(_FLIPS, count))
+    signs_FI: Array = 1.0 - 2.0 * rng.integers(2, size=(_FLIPS, count)).astype(np.float64)
     found: list[dict[str, float | None]] = []
     for at in range(count):
         cosine = _cosine_with_others(increments_II, at, np.ones((1, count)))[0]

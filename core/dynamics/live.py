@@ -115,7 +115,7 @@ class LiveLinearity:
             self._walks.replay(self._times)
 
     def _curves(self) -> dict[str, float]:
-        r2_N = _r2(*(self._sums[name].numpy() for name in _SUMS), self._times)
+        r2_N = _r2({name: value.numpy() for name, value in self._sums.items()}, self._times)
         if not len(r2_N):
             return {}
         share = float((r2_N > THRESHOLD).mean())
@@ -153,12 +153,12 @@ def _positions(masters: Masters, seed: int) -> list[tuple[str, Tensor]]:
     return found
 
 
-def _r2(d_N: Array, dd_N: Array, td_N: Array, times: list[int]) -> Array:
+def _r2(sums: Mapping[str, Array], times: list[int]) -> Array:
     """R2 of the paths that moved, from their sums over the points after the origin, where d is 0."""
     t_K = np.asarray(times, dtype=np.float64) - times[0]
     count, mean = len(t_K), t_K.mean()
-    moved = dd_N > 0
-    d_M, dd_M, td_M = d_N[moved], dd_N[moved], td_N[moved]
+    moved = sums["dd"] > 0
+    d_M, dd_M, td_M = (sums[name][moved] for name in _SUMS)
     spread_M = dd_M - d_M**2 / count
     with np.errstate(divide="ignore", invalid="ignore"):
         r2_M = (td_M - mean * d_M) ** 2 / (((t_K - mean) ** 2).sum() * spread_M)
@@ -199,7 +199,7 @@ class _Walks:
 
     def share_above(self, times: list[int]) -> float:
         """Share of the walks whose R2 is above the threshold."""
-        r2_N = _r2(*(self._sums[name] for name in _SUMS), times)
+        r2_N = _r2(self._sums, times)
         return float((r2_N > THRESHOLD).mean()) if len(r2_N) else 0.0
 
     def _run_to(self, step: int) -> None:

@@ -95,7 +95,7 @@ def _target_logits(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, chun
     """The targets' own logits: one dot product per token, in float32."""
     parts = [
         torch.linalg.vecdot(hidden_CH.float(), weight_VH[targets_C].float())
-        for hidden_CH, targets_C in zip(hidden_TH.split(chunk), targets_T.split(chunk), strict=True)
+        for hidden_CH, targets_C in zip(torch.split(hidden_TH, chunk), torch.split(targets_T, chunk), strict=True)
     ]
     return torch.cat(parts)
 

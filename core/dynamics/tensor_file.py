@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Floats = NDArray[np.float32] | NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _NOT_WEIGHTS = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
@@ -101,7 +101,7 @@ class TensorFile:
         at = entry.start + first * item
         self._hash_until(at)
         if (entry.dtype, out_N.dtype.itemsize) in (("F32", 4), ("F64", 8)) and sys.byteorder == "little":
-            self._fill(at, memoryview(out_N).cast("B"))
+            self._fill(at, out_N.data.cast("B"))
             return
         data = bytearray(len(out_N) * item)
         self._fill(at, memoryview(data))

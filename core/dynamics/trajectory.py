@@ -21,6 +21,7 @@ from core.dynamics.tensor_file import Entry, Floats, TensorFile, TrajectoryError
 MINIMUM = 4
 CHUNK_BYTES = 8 << 20
 _MOST_FLOAT32_POINTS = 64
+_CHUNKS_AHEAD = 4  # what the kernel is told of in advance: files in turns defeat its own guess
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MANIFEST = "manifest.json"
@@ -142,7 +143,7 @@ class Trajectory:
             width = max(1, max_bytes // (rows * np.dtype(dtype).itemsize))
             for first in range(0, tensor.elements, width):
                 count = min(width, tensor.elements - first)
-                buffer = pool[turn % buffers].view(dtype)
+                buffer: Floats = pool[turn % buffers].view(dtype)
                 turn += 1
                 yield self._chunk(tensor, first, buffer[: rows * count].reshape(rows, count))
         for folder in self._folders:
@@ -191,7 +192,7 @@ class Trajectory:
             jumped = self.points[row].jumped
             if jumped is not None and not jumped.spared(tensor.name):
                 values_PN[row] += (1 / jumped.beta - 1) * (values_PN[row] - values_PN[self._row_of(jumped.from_step)])
-            folder.will_need(tensor.name, first + values_PN.shape[1], values_PN.shape[1])
+            folder.will_need(tensor.name, first + values_PN.shape[1], _CHUNKS_AHEAD * values_PN.shape[1])
         return Chunk(tensor, first, values_PN)
 
     def _row_of(self, step: int) -> int:

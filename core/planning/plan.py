@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from core.planning.analyses import analysis_memory
 from core.planning.checkpointing import fewest_checkpointed_layers
 from core.planning.cost import disk_bytes
 from core.planning.engine import runs_on_vllm
@@ -17,7 +18,6 @@ from core.planning.facts import PlanError, model_facts
 from core.planning.memory import (
     ALLOCATOR_SLACK,
     GIB,
-    PROCESS_BYTES,
     ROLLOUT_TOKENS,
     Memory,
     adapter_extra,
@@ -95,7 +95,7 @@ def plan(
         case AnalysisRecipe():
             if facts is None:
                 raise PlanError(f"the model of {recipe.run} is not known; give its start model's facts")
-            return _plan_analysis(card, facts)
+            return _result(analysis_memory(recipe, facts), int(card.memory_gib * GIB))
 
 
 def budget_bytes(recipe: TrainRecipe | EvalRecipe, card: Card) -> int:
@@ -206,13 +206,6 @@ def _plan_eval(recipe: EvalRecipe, card: Card, facts: ModelFacts) -> Plan:
     memory, tokens = _eval_at(recipe, facts, budget)
     change = None if memory.peak <= budget else _smallest(_eval_changes(recipe, card, facts))
     return _result(memory, budget, change=change, batches=(None, tokens))
-
-
-def _plan_analysis(card: Card, facts: ModelFacts) -> Plan:
-    """One tensor of every checkpoint in turn: its fp32 values and five fp64 sums per element of the largest tensor."""
-    largest = max(facts.embedding_parameters, facts.hidden * facts.intermediate)
-    memory = Memory({"process": PROCESS_BYTES}, {"streaming": {"tensor": 2 * 4 * largest, "sums": 5 * 8 * largest}})
-    return _result(memory, int(card.memory_gib * GIB))
 
 
 def _result(

@@ -14,6 +14,7 @@ from core.recipes.errors import Problem, allowed
 from core.recipes.evaluation import EvalRecipe
 from core.recipes.extrapolation import REFERENCE_LENGTH
 from core.recipes.gym_tasks import PREFIX as GYM
+from core.recipes.hub_data import PREFIX as HUB
 from core.recipes.model_refs import is_run_ref
 from core.recipes.regrounding import regrounding_problems
 from core.recipes.resolution import stop_pool
@@ -223,6 +224,13 @@ def _looks(recipe: TrainRecipe) -> Iterator[Finding]:
     twice = sorted({suite for suite in looks.suites if looks.suites.count(suite) > 1})
     if twice:
         yield _finding("looks.suites", f"{', '.join(twice)} is named twice", "name each suite once")
+    for index, suite in enumerate(looks.suites):
+        if suite.startswith(HUB):
+            yield _finding(
+                f"looks.suites.{index}",
+                f"{suite} needs options, and looks name suites alone",
+                "put the items into the operator's folder and name them file:NAME.jsonl, or ask the suite in an eval run",
+            )
     yield from _draws(recipe, looks, stop)
 
 

@@ -1,4 +1,5 @@
-"""Names of data: catalogue names, `reasoning_gym:TASK`, `file:NAME.jsonl`, and `holdout` where a run has one.
+"""Names of data: catalogue names, `reasoning_gym:TASK`, `file:NAME.jsonl`, `hub:OWNER/NAME`, and `holdout` where
+a run has one.
 
 Checks the name, the split and the option names, and answers two questions the other blocks ask: which verifier grades the
 items, and how many items there are where that is known. Opens no data file.
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from core.recipes import hub_data
 from core.recipes.catalogue import DATASETS, SUITES
 from core.recipes.errors import allowed, did_you_mean, refuse
 from core.recipes.gym_options import option_value_faults
@@ -22,7 +24,7 @@ DEFAULT_GYM_SIZE = 500  # reasoning-gym's own default
 MAX_GYM_SIZE = 1_000_000
 
 _FILE_NAME = re.compile(r"file:[A-Za-z0-9][A-Za-z0-9._-]{0,120}\.jsonl(?:\.gz)?")
-_OTHER_FORMS = "reasoning_gym:TASK, file:NAME.jsonl (in the operator's items folder)"
+_OTHER_FORMS = "reasoning_gym:TASK, file:NAME.jsonl (in the operator's items folder), hub:OWNER/NAME"
 
 
 def check_dataset(name: str) -> str:
@@ -46,6 +48,10 @@ def _check_name(name: str, known: Mapping[str, object], noun: str) -> str:
             raise refuse(
                 f"{name!r} is not a file name", "write file:NAME.jsonl: a plain name inside the operator's items folder"
             )
+        return name
+    if name.startswith(hub_data.PREFIX):
+        if not hub_data.is_name(name):
+            raise refuse(f"{name!r} is not a data set's name", "write hub:OWNER/NAME, as on the Hugging Face hub")
         return name
     if name not in known:
         names = [HOLDOUT, *known] if noun == "suite" else list(known)
@@ -81,6 +87,8 @@ def option_faults(name: str, options: Mapping[str, Any]) -> list[tuple[str, str,
             fault for option, value in options.items() if (fault := _gym_option_fault(name, option, value, known))
         ]
         return faults or option_value_faults(name.removeprefix(GYM), options)
+    if name.startswith(hub_data.PREFIX):
+        return hub_data.option_faults(options)
     return [(option, f"{name} has no options", "remove it") for option in options]
 
 

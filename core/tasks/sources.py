@@ -1,7 +1,8 @@
 """Where items come from: JSONL files of the operator's items folder, and reasoning-gym's generators.
 
-A data set is named ``gsm8k`` (the catalogue knows its files), ``file:NAME.jsonl`` (a file of the items folder) or
-``reasoning_gym:TASK``. Files are read, never fetched; names never leave the folder. Errors name file, line and field.
+A data set is named ``gsm8k`` (the catalogue knows its files), ``file:NAME.jsonl`` (a file of the items folder),
+``reasoning_gym:TASK`` or ``hub:OWNER/NAME`` (:mod:`core.tasks.hub`). Files are read, never fetched; names never leave the
+folder. Errors name file, line and field.
 """
 
 import gzip
@@ -41,6 +42,10 @@ def load_items(
     kind, _, name = dataset.partition(":")
     if kind == "reasoning_gym" and name:
         return generate_items(name, dict(options or {}), seed=seed)
+    if kind == "hub" and name:
+        from core.tasks.hub import hub_items
+
+        return hub_items(dataset, split, dict(options or {}), data_dir)
     if options:
         raise ItemError(f"data.options: {dataset} takes no options, but got {', '.join(sorted(options))}; remove them")
     if kind == "file" and name:

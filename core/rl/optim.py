@@ -214,7 +214,7 @@ class AdamW(MasterOptimizer):
     Moments are float32 and the decay applies to every parameter, as in ``torch.optim.AdamW``.
     """
 
-    _moment_names = ("exp_avg", "exp_avg_sq")
+    _moment_names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
         self,

@@ -174,7 +174,7 @@ def base_weight(layer: Any) -> Tensor:
     weight = layer.base_layer.weight
     state = getattr(weight, "quant_state", None)
     if state is None:
-        return weight.detach()  # type: ignore[no-any-return]
+        return weight.detach()
     import bitsandbytes.functional as bnb
 
     return bnb.dequantize_4bit(weight.data, state)  # type: ignore[no-any-return]
@@ -186,8 +186,9 @@ def _inject(model: PreTrainedModel, lora: Lora, dtype: torch.dtype) -> Any:
     from peft import LoraConfig, inject_adapter_in_model
 
     targets: Any = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
+    alpha: Any = lora.alpha  # peft divides it by r, whole or not
     config = LoraConfig(
-        r=lora.r, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
+        r=lora.r, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=targets, task_type="CAUSAL_LM"
     )
     try:
         inject_adapter_in_model(config, model, _NAME)
@@ -219,13 +220,13 @@ def _quantize(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) 
             "lora.quantize nf4 needs the package bitsandbytes, which this worker does not have; install the extra gpu "
             "(pip install 'driftline[gpu]') or set quantize to none"
         )
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    from bitsandbytes.nn.modules import Linear4bit, Params4bit
 
     layers = model.get_decoder().layers  # type: ignore[no-untyped-call]
     for parent in list(layers.modules()):
         for name, linear in list(parent.named_children()):
             if type(linear) is nn.Linear:
-                small = Linear4bit(
+                small = Linear4bit(  # type: ignore[no-untyped-call]
                     linear.in_features,
                     linear.out_features,
                     bias=linear.bias is not None,
@@ -239,7 +240,8 @@ def _quantize(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) 
                 if linear.bias is not None:
                     small.bias = linear.bias
                 setattr(parent, name, small.to(device).requires_grad_(False))
-    model.is_loaded_in_4bit = True  # what peft asks before it puts an adapter on such a map
+    # What peft asks before it puts an adapter on such a map.
+    model.is_loaded_in_4bit = True  # type: ignore[assignment]
 
 
 def _peft_name(name: str) -> str:

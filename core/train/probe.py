@@ -152,7 +152,8 @@ def _sample(
     decode = text_decoder(policy.tokenizer)
     cap = _affordable(engine, prompts[0][1].token_ids, params, seconds)
     params = replace(params, max_tokens=cap)
-    began, groups, wanted = monotonic(), [], 1
+    groups: list[tuple[Sample, ...]] = []
+    began, wanted = monotonic(), 1
     while len(groups) < len(prompts) and not asked():
         part = prompts[len(groups) : len(groups) + wanted]
         first = len(groups) * recipe.num_generations

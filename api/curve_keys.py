@@ -112,7 +112,7 @@ _KEYS: dict[str, CurveInfo] = {
     "regrounding/validation_after": CurveInfo("share", "The same after the jump that was taken."),
     "time/worked_s": CurveInfo(
         "s",
-        "Work of the run until this look was over, all attempts, looks and decisions included; on a card GPU-seconds.",
+        "Work of the run until this look was over: all attempts, looks and decisions, start-up not. On a card GPU-seconds.",
     ),
     "step_time": CurveInfo("s", "Wall time of the whole step."),
     "tokens_per_s": CurveInfo("tokens/s", "Sampled tokens per second of step time."),

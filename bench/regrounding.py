@@ -9,8 +9,8 @@ knows; every arm trains on the same items with the same seed and is asked the sa
 - control arms ``lr-xF`` (the learning rate times F) and ``momentum-B`` (Adam's first beta): a jump might be no more than that.
 
 Each arm is a train run of Driftline's own in a home under ``--out``, in a process of its own; run again, the bench continues
-what is unfinished. With ``--minutes`` the arms save and end in time. Seconds are the arm's own wall time, looks, decisions
-and start included, while it shares the card with the other arms that are running.
+what is unfinished. With ``--minutes`` the arms save and end in time. Seconds are the arm's own wall time with looks and
+decisions (loading and starting the engine left out), while it shares the card with the other arms that are running.
 """
 
 import argparse
@@ -122,18 +122,12 @@ def run_arm(arm: str, setting: Setting, out: Path, model: Path, items: Path) -> 
     from core.store import queue, runs
     from core.store.states import RunState
     from core.train.loop import run_training
-    from worker.pinning import list_cards, resolve_device
 
     control = _Control()
     signal.signal(signal.SIGTERM, lambda *_: setattr(control, "requested", "drain"))
     settings, db = _home(arm, out, model, items)
     recipe = parse_recipe(recipe_of(arm, setting), known_models=[setting.model])
-    if setting.device == "cuda":
-        import pynvml
-
-        device = list_cards(pynvml, 4)[0]
-    else:
-        device = resolve_device("cpu")
+    device = _device(setting.device)
     with db.write() as session:
         if not runs.list_page(session, limit=1).items:
             stored = resolved(recipe)
@@ -152,7 +146,7 @@ def run_arm(arm: str, setting: Setting, out: Path, model: Path, items: Path) -> 
         stored_recipe = runs.get(session, claim.run_id).recipe
     context = RunContext(
         run_id=claim.run_id, attempt=claim.attempt, fence=claim.fence, recipe=load_recipe(stored_recipe),
-        settings=settings, db=db, control=control, device=device.as_dict(), log=logging.getLogger(arm),
+        settings=settings, db=db, control=control, device=device, log=logging.getLogger(arm),
     )  # fmt: skip
     outcome = run_training(context)
     with db.fenced(claim.fence) as session:
@@ -161,6 +155,17 @@ def run_arm(arm: str, setting: Setting, out: Path, model: Path, items: Path) -> 
         else:
             queue.finish(session, claim.fence, state=RunState(outcome.state), reason=outcome.reason)
     print(f"{arm}: {outcome.state}, {outcome.reason}", flush=True)
+
+
+def _device(kind: str) -> dict[str, Any]:
+    """What the worker would say of the device that this process sees."""
+    if kind == "cpu":
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return {"kind": "cpu", "uuid": "cpu", "name": "cpu", "driver": "", "memory_bytes": memory}
+    import torch
+
+    card = torch.cuda.get_device_properties(0)
+    return {"kind": "cuda", "uuid": "", "name": card.name, "driver": "", "memory_bytes": card.total_memory}
 
 
 def _fence_of(run: Any) -> Any:

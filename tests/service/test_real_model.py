@@ -82,6 +82,12 @@ def test_the_commands_of_the_documentation_run(live: Live, undamaged: dict[str, 
     assert len(shown) >= 6
     first, second = (row["id"] for row in live.client.evaluations(undamaged["id"])[:2])
     meant = {"RUN": undamaged["id"], "EVAL": first, "A": first, "B": second}
+    answers = {
+        "answers.jsonl": {"gold": "5"},
+        "programs.jsonl": {"tests": {"type": "assert", "test_list": ["assert f() == 1"]}},
+    }
+    for name, fields in answers.items():
+        (tmp_path / name).write_text(json.dumps({"id": "a", "prediction": "none", **fields}) + "\n")
     for words in shown:
         files = [str(ROOT / word) if word.endswith(".json") else meant.get(word, word) for word in words]
         done = live.command(*files, folder=tmp_path)

@@ -17,6 +17,7 @@ def settings_environment(settings: Settings) -> dict[str, str]:
         "DRIFTLINE_GPU": settings.gpu,
         "DRIFTLINE_DATA": settings.data_dir,
         "DRIFTLINE_MODELS": settings.models_dir,
+        "DRIFTLINE_REWARDS": settings.rewards_dir,
         "DRIFTLINE_HOST": settings.host,
         "DRIFTLINE_PORT": settings.port,
         "DRIFTLINE_LEASE_TTL_S": settings.lease_ttl_s,

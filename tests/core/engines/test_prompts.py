@@ -70,6 +70,9 @@ def test_the_ids_decode_to_the_text(build_tokenizer):
 def test_suffix_follows_the_item_and_prefill_the_generation_prompt(build_tokenizer):
     tokenizer = build_tokenizer(template=PLAIN, adds_bos=False)
     assert _text(tokenizer, suffix=" Think.", prefill="Sure:") == "<|user|>2+2? Think.</s><|assistant|>Sure:"
+    rendered = render(tokenizer, "2+2?", PromptSpec(prefill="Sure:"))
+    assert (rendered.prefill, render(tokenizer, "2+2?", PromptSpec()).prefill) == ("Sure:", "")
+    assert rendered.text.endswith(rendered.prefill)
 
 
 def test_template_arguments_reach_the_template(build_tokenizer):

@@ -200,8 +200,9 @@ def _step(optimizer: MasterOptimizer, loss: float, lr: float, max_grad_norm: flo
     A loss can be NaN while every gradient is finite, because the derivative of a clamp at NaN is 0. Moments in host memory
     are not read here; a checkpoint of weights that they ruined is refused when it is written.
     """
-    broken = ("loss",) if not math.isfinite(loss) and math.isfinite(optimizer.grad_norm()) else ()
-    broken += nonfinite_moments(optimizer)
+    broken = nonfinite_moments(optimizer)
+    if not math.isfinite(loss) and math.isfinite(optimizer.grad_norm()):
+        broken = ("loss", *broken)
     if broken:
         return StepResult(applied=False, grad_norm=optimizer.grad_norm(), clip_scale=1.0, lr=lr, nonfinite=broken)
     return optimizer.step(lr, max_grad_norm=max_grad_norm)

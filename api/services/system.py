@@ -83,7 +83,7 @@ def capabilities(session: Session, settings: Settings) -> dict[str, Any]:
             for name, facts in DATASETS.items()
         },
         "suites": {
-            name: {"verifier": facts.verifier, "items": facts.items, "split": facts.split}
+            name: {"verifier": facts.verifier, "items": facts.items, "split": facts.split, "rule": facts.rule}
             for name, facts in SUITES.items()
         },
         "verifiers": VERIFIERS,

@@ -120,9 +120,11 @@ class _Slot:
             had_nursery = self._nursery is not None
             try:
                 nursery, worker = self._ready(verifier)
-            except (OSError, EOFError, _LoadFailedError) as problem:
+            except _LoadFailedError as problem:
+                return Verdict(Outcome.INFRA_ERROR, f"the grader could not be started: {problem}", None, verifier, "")
+            except (OSError, EOFError) as problem:
                 self.stop()
-                if had_nursery and not isinstance(problem, _LoadFailedError):
+                if had_nursery:
                     continue  # it was killed from outside; a new one is tried once
                 reason = f"the grader could not be started: {problem or type(problem).__name__}"
                 return Verdict(Outcome.INFRA_ERROR, reason, None, verifier, "")

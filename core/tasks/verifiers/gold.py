@@ -15,9 +15,15 @@ def check_golds(items: Iterable[Item], pool: VerifierPool) -> None:
     """Raise :class:`ItemError` naming the items whose reference answer is not graded correct as an answer.
 
     Items with tests have a reference only where ``tests.reference`` gives a program that must pass them; instructions have
-    none. When an answer could not be judged because the machinery failed, nothing is known of the data: RuntimeError.
+    none. Where no item has one, an empty answer is graded, so that a missing sandbox is found before anything is sampled.
+    When an answer could not be judged because the machinery failed, nothing is known of the data: RuntimeError.
     """
+    items = list(items)
     jobs = [Job(item, stated) for item in items if (stated := _stated(item)) is not None]
+    if items and not jobs:
+        (verdict,) = pool.grade([Job(items[0], "")])
+        if verdict.verdict is Outcome.INFRA_ERROR:
+            raise RuntimeError(f"answers to {items[0].source or 'these items'} cannot be judged: {verdict.reason}")
     verdicts = pool.grade(jobs)
     for job, verdict in zip(jobs, verdicts, strict=True):
         if verdict.verdict is Outcome.INFRA_ERROR:

@@ -205,6 +205,14 @@ def test_a_missing_sandbox_judges_nothing(monkeypatch):
     assert "no sandbox" in judgement.reason
 
 
+def test_a_missing_sandbox_is_found_before_anything_is_sampled(monkeypatch):
+    monkeypatch.setenv(sandbox.VARIABLE, "hope")
+    with VerifierPool(workers=1) as pool:
+        with pytest.raises(RuntimeError, match=r"cannot be judged.*DRIFTLINE_CODE_ISOLATION is 'hope'"):
+            check_golds([item(SUM)], pool)
+        assert [one.verdict for one in pool.grade([Job(item(SUM), "x")] * 3)] == [Outcome.INFRA_ERROR] * 3
+
+
 def test_a_sandbox_that_cannot_start_says_what_helps(monkeypatch):
     monkeypatch.setattr(sandbox, "_bubblewrap", lambda: ("/bin/false",))
     with pytest.raises(SandboxError, match=r"user namespaces.*DRIFTLINE_CODE_ISOLATION=rlimits"):

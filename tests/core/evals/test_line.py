@@ -10,7 +10,7 @@ from core.evals.job import run_evaluation
 from core.jobs import UserError
 from core.planning.cost import eval_samples
 from core.recipes import EvalRecipe, parse_recipe
-from core.store import evaluations
+from core.store import checkpoints, evaluations, runs
 from core.tasks.pool import VerifierPool
 from core.train.loop import run_training
 from tests.core.train.service import ScriptedControl, Service
@@ -156,3 +156,12 @@ def test_two_names_of_one_checkpoint_are_no_line(trained: tuple[Service, str], p
     with pytest.raises(UserError, match=r"both mean run:\w+/step-2"):
         run_evaluation(context, pool)
     service.lost(context)
+
+
+def test_retention_spares_both_ends_of_a_line_that_waits(trained: tuple[Service, str]) -> None:
+    service, run_id = trained
+    eval_id = service.post_recipe(recipe(run_id, 2))
+    with service.db.read() as session:
+        assert checkpoints.steps_in_use(session, run_id) >= {0, 2}
+    with service.db.write() as session:
+        runs.request_cancel(session, eval_id)

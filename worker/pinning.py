@@ -8,7 +8,7 @@ several cards is refused.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 import psutil
@@ -35,7 +35,10 @@ class Nvml(Protocol):
 
 @dataclass(frozen=True)
 class Device:
-    """A pinned device. ``index`` is NVML's (PCI order); ``memory_bytes`` is the card's total, or the host's for a CPU."""
+    """A pinned device. ``index`` is NVML's (PCI order); ``memory_bytes`` is the card's total, or the host's for a CPU.
+
+    ``host_bytes`` is the host's memory in total, which offloading needs; 0 where it is not known.
+    """
 
     kind: Literal["cuda", "cpu"]
     uuid: str
@@ -44,6 +47,7 @@ class Device:
     index: int
     memory_bytes: int
     threads: int
+    host_bytes: int = field(default=0, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form stored on workers and attempts."""
@@ -134,6 +138,7 @@ def _card(nvml: Nvml, index: int, driver: str, threads: int) -> Device:
         index=index,
         memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         threads=threads,
+        host_bytes=psutil.virtual_memory().total,
     )
 
 

@@ -126,6 +126,10 @@ class CardPlan(Body):
     fits: bool
     plan: Document
     smallest_change: str | None
+    disk_free_gib: float = Field(description="free now where checkpoints are kept")
+    disk_fits: bool = Field(
+        description="whether all checkpoints of the plan fit there; runs that share the disk are not counted"
+    )
 
 
 class RecipeProblem(Body):

@@ -3,6 +3,7 @@
 The arithmetic is ``core.planning``'s; here the cards are found and the models behind references to runs.
 """
 
+import shutil
 from dataclasses import asdict
 from typing import Any
 
@@ -16,8 +17,8 @@ from core.planning.cost import eval_samples
 from core.recipes import AnalysisRecipe, EvalRecipe, RecipeError, TrainRecipe
 from core.recipes.catalogue import ModelFacts
 from core.recipes.model_refs import is_run_ref
-from core.recipes.trajectories import locate
 from core.recipes.sources import suite_items
+from core.recipes.trajectories import locate
 from core.settings import Settings
 from core.store import queue, runs
 from core.store.database import now
@@ -72,28 +73,36 @@ def _cards(session: Session, recipe: AnyRecipe, facts: ModelFacts, settings: Set
     """The plan on every live worker's card; without a worker, on the device the recipe asks for."""
     live = queue.live_workers(session, fresh_s(settings))
     if live:
-        return [_on_worker(worker, recipe, facts) for worker in live]
+        return [_on_worker(worker, recipe, facts, settings) for worker in live]
     planned = plan(recipe, _wanted_card(recipe), facts=facts)
     device = {"kind": "cpu"} if isinstance(recipe, AnalysisRecipe) else recipe.device.model_dump()
-    return [_card(None, device, planned)]
+    return [_card(None, device, planned, settings)]
 
 
-def _on_worker(worker: Worker, recipe: AnyRecipe, facts: ModelFacts) -> dict[str, Any]:
+def _on_worker(worker: Worker, recipe: AnyRecipe, facts: ModelFacts, settings: Settings) -> dict[str, Any]:
     device = worker.device or {}
-    card = Card(memory_gib=device.get("memory_bytes", 0) / _GIB, name=str(device.get("name", "unknown")))
-    answer = _card(worker.id, device, plan(recipe, card, facts=facts))
+    host = device.get("host_bytes") or None
+    card = Card(
+        memory_gib=device.get("memory_bytes", 0) / _GIB,
+        name=str(device.get("name", "unknown")),
+        host_gib=None if host is None else host / _GIB,
+    )
+    answer = _card(worker.id, device, plan(recipe, card, facts=facts), settings)
     if not isinstance(recipe, AnalysisRecipe) and recipe.device.kind != device.get("kind"):
         return answer | {"fits": False, "smallest_change": f"device.kind {device.get('kind')}"}
     return answer
 
 
-def _card(worker_id: str | None, device: dict[str, Any], planned: Plan) -> dict[str, Any]:
+def _card(worker_id: str | None, device: dict[str, Any], planned: Plan, settings: Settings) -> dict[str, Any]:
+    free = shutil.disk_usage(settings.home).free / _GIB
     return {
         "worker_id": worker_id,
         "device": device,
         "fits": planned.fits,
         "plan": {name: value for name, value in asdict(planned).items() if name not in {"fits", "smallest_change"}},
         "smallest_change": planned.smallest_change,
+        "disk_free_gib": round(free, 3),
+        "disk_fits": planned.disk_gib <= free,
     }
 
 

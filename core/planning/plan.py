@@ -43,10 +43,18 @@ SMALLEST_COMPLETION = 16
 
 @dataclass(frozen=True)
 class Card:
-    """What a worker runs on: a card's memory, or the host's for a CPU worker (GiB)."""
+    """What a worker runs on: a card's memory, or the host's for a CPU worker (GiB).
+
+    ``host_gib`` is the memory of the host that holds the card, None where it is not known.
+    """
 
     memory_gib: float
     name: str
+    host_gib: float | None = None
+
+    def holds(self, memory: Memory, budget: int) -> bool:
+        """Whether the budget on the card and the host's memory are enough."""
+        return memory.peak <= budget and (self.host_gib is None or memory.host <= self.host_gib * GIB)
 
 
 @dataclass(frozen=True)
@@ -190,10 +198,11 @@ def _eval_at(recipe: EvalRecipe, facts: ModelFacts, budget: int) -> tuple[Memory
 def _plan_train(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Plan:
     budget = budget_bytes(recipe, card)
     memory, batches = _train_at(recipe, facts, budget)
-    fits = memory.peak <= budget
+    fits = card.holds(memory, budget)
     return _result(
         memory,
         budget,
+        fits=fits,
         change=None if fits else _smallest(_train_changes(recipe, card, facts)),
         disk=disk_bytes(recipe, facts),
         batches=(batches.micro, batches.rollout),
@@ -212,6 +221,7 @@ def _result(
     memory: Memory,
     budget: int,
     *,
+    fits: bool | None = None,
     change: str | None = None,
     disk: int = 0,
     batches: tuple[int | None, int | None] = (None, None),
@@ -224,7 +234,7 @@ def _result(
         components.update({name: size for name, size in phase.items() if name != "allocator_slack"})
     components["allocator_slack"] = slack
     return Plan(
-        fits=memory.peak <= budget,
+        fits=memory.peak <= budget if fits is None else fits,
         components_gib={name: _gib(size) for name, size in components.items() if size},
         peak_gib=_gib(memory.peak),
         allocated_gib=_gib(memory.allocated),
@@ -254,7 +264,8 @@ def _smallest(changes: Iterator[Change]) -> str | None:
 def _train_changes(recipe: TrainRecipe, card: Card, facts: ModelFacts) -> Iterator[Change]:
     for text, update in (*_same_results(recipe, card), *_other_results(recipe)):
         changed = recipe.model_copy(update=update)
-        yield text, _train_at(changed, facts, budget_bytes(changed, card))[0].peak <= budget_bytes(changed, card)
+        budget = budget_bytes(changed, card)
+        yield text, card.holds(_train_at(changed, facts, budget)[0], budget)
 
 
 Update = tuple[str, dict[str, Any]]

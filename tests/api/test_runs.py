@@ -87,6 +87,7 @@ def test_dry_run_plans_and_stores_nothing(client: TestClient) -> None:
     assert body["fits"] is True
     assert body["cards"][0]["worker_id"] is None
     assert body["cards"][0]["plan"]["peak_gib"] > 0
+    assert body["cards"][0]["disk_fits"] is (body["cards"][0]["plan"]["disk_gib"] <= body["cards"][0]["disk_free_gib"])
     assert body["cost"]["samples"] == 12 * 4 * 4
     assert body["prespecification"]["analysis"]["rule"]["m"] == 16
     assert client.get("/runs").json()["data"] == []
@@ -102,8 +103,8 @@ def test_dry_run_reports_what_does_not_fit_and_is_no_error(client: TestClient, b
 
 
 def test_dry_run_reports_missing_features(client: TestClient) -> None:
-    body = client.post("/runs?dry_run=true", json=recipe(lora={"r": 8})).json()
-    assert [problem["param"] for problem in body["features_missing"]] == ["lora"]
+    body = client.post("/runs?dry_run=true", json=recipe(model="Qwen/Qwen3-30B-A3B")).json()
+    assert [problem["param"] for problem in body["features_missing"]] == ["model"]
 
 
 def test_reference_to_an_unknown_run_names_the_field(client: TestClient) -> None:

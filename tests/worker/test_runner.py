@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -197,3 +198,18 @@ def test_a_program_started_by_the_holder_does_not_keep_the_lock(tmp_path):
 def test_a_lock_name_cannot_leave_its_folder(tmp_path, name):
     with pytest.raises(ValueError, match="lock file"):
         FileLock(tmp_path, name)
+
+
+@pytest.mark.parametrize(("probe", "called"), [(True, "probe"), (False, "training")])
+def test_a_probe_measures_instead_of_running(monkeypatch, probe, called):
+    from core.recipes import parse_recipe
+    from core.train import loop
+    from core.train import probe as probing
+
+    monkeypatch.setattr(probing, "run_probe", lambda context: Outcome("succeeded", "probe"))
+    monkeypatch.setattr(loop, "run_training", lambda context: Outcome("succeeded", "training"))
+    recipe = parse_recipe(
+        {"kind": "train", "model": "smollm2-135m", "data": "gsm8k", "max_steps": 1, "prompts_per_step": 1,
+         "num_generations": 2, "max_completion_length": 8}
+    )  # fmt: skip
+    assert runner.dispatch(SimpleNamespace(recipe=recipe, probe=probe)).reason == called

@@ -92,6 +92,17 @@ def test_a_full_parameter_step_of_1_5b_at_16k_tokens_fits_24_gib() -> None:
     assert planned.pinned_gib == pytest.approx(14 * MODELS["Qwen/Qwen2.5-1.5B"].parameters / GIB, abs=0.001)
 
 
+def test_a_host_that_is_too_small_for_offloading_is_told_so() -> None:
+    wanted = recipe(max_completion_length=2048)
+    roomy = plan(wanted, Card(24, "card", host_gib=64))
+    assert roomy.fits
+    tight = plan(wanted, Card(24, "card", host_gib=roomy.host_gib - 1))
+    assert not tight.fits
+    assert tight.peak_gib <= tight.budget_gib  # it is the host that is too small
+    assert tight.smallest_change == "optimizer adamw_8bit"
+    assert plan(recipe(max_completion_length=2048, optimizer="adamw_8bit"), Card(24, "card", host_gib=30)).fits
+
+
 def test_the_disk_of_21_checkpoints_of_1_5b() -> None:
     kept = plan(recipe(max_steps=400, save={"every": 20, "optimizer": False}), Card(24, "card"))
     # 21 of fp32 weights are 130 GB; the newest and the one being written have moments too.

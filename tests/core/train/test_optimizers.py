@@ -1,4 +1,4 @@
-"""Runs with the optimizers of large models, through the real store: offloaded is AdamW's bits, eight bits resume bit for bit."""
+"""Runs with the optimizers of large models, through the real store: offloaded is AdamW's bits, eight bits resume exactly."""
 
 from typing import Any
 

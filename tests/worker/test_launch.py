@@ -9,7 +9,7 @@ from worker.launch import settings_environment
 
 
 def test_settings_survive_the_environment(settings, tmp_path):
-    full = replace(settings, data_dir=tmp_path, models_dir=tmp_path, port=9000, max_body_bytes=7)
+    full = replace(settings, data_dir=tmp_path, models_dir=tmp_path, rewards_dir=tmp_path, port=9000, max_body_bytes=7)
 
     for before in (settings, full):
         assert Settings.from_env(settings_environment(before)) == before

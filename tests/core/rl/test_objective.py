@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.rl.objective import (
@@ -59,6 +59,7 @@ def test_nothing_surviving_gives_weights_of_zero_and_says_so(aggregation):
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(any))
+@settings(deadline=None)
 def test_weights_sum_to_one_over_means_and_ignore_the_padded_width(lengths):
     narrow, wide = (torch.arange(w)[None, :] < torch.tensor(lengths)[:, None] for w in (9, 20))
     for aggregation in ("token_mean", "seq_mean_token_mean"):

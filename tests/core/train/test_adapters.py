@@ -254,3 +254,22 @@ def test_a_run_over_four_bit_weights_starts_where_they_are(service, pool):
     assert not torch.equal(start[name], original[name].float())
     torch.testing.assert_close(start[name], original[name].float(), rtol=0, atol=float(original[name].abs().max()) / 4)
     assert found[0].sha256 != found[1].sha256
+
+
+def test_lean_layers_with_adapters_are_the_librarys():
+    from core.train.lean import make_lean
+    from tests.core.train.test_lean import build, hidden_and_gradients
+
+    def with_adapters(lean):
+        model = build("qwen2")
+        found = Adapters(model, Lora(r=4, alpha=8.0), CPU, seed=3, base="tiny")
+        moved(found)
+        if lean:
+            assert make_lean(model.model) == 2
+        return hidden_and_gradients(model)
+
+    (expected, gradients), (hidden, lean_gradients) = with_adapters(lean=False), with_adapters(lean=True)
+    torch.testing.assert_close(hidden, expected, rtol=1e-5, atol=1e-5)
+    assert gradients.keys() == lean_gradients.keys()
+    for name, value in gradients.items():
+        torch.testing.assert_close(lean_gradients[name], value, rtol=1e-4, atol=1e-4, msg=name)

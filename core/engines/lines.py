@@ -19,6 +19,7 @@ from core.engines.models import ModelError, read_weights
 
 Weights = Mapping[str, Tensor]
 
+_PART = 1 << 24  # elements; 128 MiB in fp64
 _NORM = re.compile(r"norm|(^|_)ln(_|$)")
 
 
@@ -87,6 +88,22 @@ class NamedOnly(Weights):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+class OnHost(Weights):
+    """Weights of any device, handed over on the CPU: what is computed from them then takes no memory of a card."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[name].detach().cpu()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
 
 
 class TwoPointLine(Weights):
@@ -167,7 +184,8 @@ def distance(a: Weights, b: Weights) -> float:
 def _square(start: Tensor, end: Tensor) -> float:
     if not end.is_floating_point():
         return 0.0
-    return float((end.double() - start.to(end.device).double()).square().sum())
+    parts = zip(start.reshape(-1).split(_PART), end.reshape(-1).split(_PART), strict=True)
+    return math.fsum(float((b.double() - a.to(b.device).double()).square().sum()) for a, b in parts)
 
 
 def _check_names(a: Weights, b: Weights) -> None:

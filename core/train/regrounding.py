@@ -14,11 +14,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from safetensors.torch import save_file
+import torch
 
 from core.engines.base import Engine, SamplingParams
-from core.engines.lines import FolderWeights, NamedOnly, TwoPointLine, Weights, distance
+from core.engines.lines import FolderWeights, NamedOnly, OnHost, TwoPointLine, Weights, distance
 from core.engines.models import WEIGHTS_FILE
+from core.engines.tensor_writer import no_progress, write_safetensors
 from core.evals.stored import Evaluator, Scores
 from core.jobs import RunContext
 from core.recipes import TrainRecipe
@@ -96,32 +97,33 @@ class Regrounder:
 
     def _end_cycle(self, step: int) -> None:
         began = monotonic()
-        masters = self._policy.optimizer.masters
+        end = OnHost(self._policy.optimizer.masters)
         with FolderWeights(self._start_folder()) as folder:
-            start = NamedOnly(folder, masters)
-            moved = distance(start, masters)
-            choice = self._choose(step, start) if self._block.adaptive else None
+            start = NamedOnly(folder, end)
+            moved = distance(start, end)
+            choice = self._choose(step, start, end) if self._block.adaptive else None
             n = self._block.n if choice is None else choice.n
-            if choice is None and n:
-                self._load(self._jump(start, masters, n), step, JUMPED)
+            if choice is None:
+                # Also a jump worth 0 has its version: what an attempt numbers must not depend on where it began.
+                self._load(self._jump(start, end, n), step, JUMPED)
         if n and self._block.moments == "reset":
             self._policy.optimizer.reset_moments()
         self._tell(step, n, moved=moved, choice=choice, seconds=monotonic() - began)
         self.start = step
         self._extra += n
 
-    def _choose(self, step: int, start: Weights) -> Choice:
+    def _choose(self, step: int, start: Weights, end: Weights) -> Choice:
         """Decide on validation items, and leave the weights of what was decided. W_e waits in a file meanwhile."""
         if self._validation is None:
             raise TypeError("adaptive re-grounding was built without validation items")
         aside = self._context.settings.run_dir(self._context.run_id) / "cycle-end"
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-        masters = {name: master.detach().cpu() for name, master in self._policy.optimizer.masters.items()}
-        save_file(masters, aside / WEIGHTS_FILE)
-        with FolderWeights(aside) as end:
+        shapes = {name: tuple(master.shape) for name, master in self._policy.optimizer.masters.items()}
+        write_safetensors(aside / WEIGHTS_FILE, end, shapes, torch.float32, no_progress)
+        with FolderWeights(aside) as kept:
             trial = _Trial(
-                self._validation, step, load=lambda n, place: self._load(self._jump(start, end, n), step, place)
+                self._validation, step, load=lambda n, place: self._load(self._jump(start, kept, n), step, place)
             )
             try:
                 choice = choose(self._block.candidates, trial.ask)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from core.engines.lines import FolderWeights
 from core.engines.models import ModelError
+from core.engines.tensor_writer import Progress
 from core.train.adapters import CONFIG, WEIGHTS
-from core.weights.writing import Progress
 
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _PREFIX = "base_model.model."

@@ -15,6 +15,7 @@ import torch
 from core.engines.lines import FolderWeights
 from core.engines.models import load_tokenizer
 from core.engines.references import find_model
+from core.engines.tensor_writer import Progress
 from core.jobs import Outcome, UserError
 from core.recipes.weights import Export
 from core.store import analyses, checkpoints, greedy
@@ -26,7 +27,7 @@ from core.weights import verifying
 from core.weights.adapter import ADAPTER, own_adapter, write_adapter
 from core.weights.gguf_file import FILE, write_gguf
 from core.weights.making import Making, add_row, proceed
-from core.weights.writing import Progress, write_like
+from core.weights.writing import write_like
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from core.engines.lines import FolderWeights
 from core.engines.models import ModelError, load_tokenizer
-from core.weights.writing import Progress
+from core.engines.tensor_writer import Progress
 
 FILE = "model.gguf"
 ARCHITECTURES = {

@@ -1,26 +1,20 @@
 """Writing a set of weights as a checkpoint folder, one tensor at a time.
 
-The safetensors format is written directly (8 bytes of header length, a JSON header, the tensors' bytes), since the library
-wants every tensor in memory at once. Config and tokenizer are those of the checkpoint that the weights are like.
+Config and tokenizer are those of the checkpoint that the weights are like.
 """
 
 import json
-import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from core.engines.lines import FolderWeights, Weights
 from core.engines.models import INDEX_FILE, WEIGHTS_FILE, weights_sha256
+from core.engines.tensor_writer import Progress, no_progress, write_safetensors
 from core.train import adapters, checkpoints
 
-Progress = Callable[[int, int], None]
-
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _NOT_COPIED = {INDEX_FILE, checkpoints.MANIFEST, checkpoints.TRAINER_STATE, checkpoints.OPTIMIZER, adapters.CONFIG}
 
 
@@ -31,7 +25,7 @@ def write_like(
     *,
     dtype: torch.dtype,
     step: int,
-    on_tensor: Progress = lambda done, total: None,
+    on_tensor: Progress = no_progress,
 ) -> checkpoints.WrittenCheckpoint:
     """Write ``weights`` as a complete model folder with the shapes, config and tokenizer of the folder ``like``.
 
@@ -55,31 +49,6 @@ def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight of a model folder without reading one."""
     with FolderWeights(folder) as weights:
         return {name: weights.shape(name) for name in weights}
-
-
-def write_safetensors(
-    path: Path, weights: Weights, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype, on_tensor: Progress
-) -> None:
-    """Write ``weights`` in ``dtype``, in order of their names."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    names, at = sorted(weights), 0
-    for name in names:
-        size = math.prod(shapes[name]) * dtype.itemsize
-        header[name] = {"dtype": _NAMES[dtype], "shape": list(shapes[name]), "data_offsets": [at, at + size]}
-        at += size
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    with path.open("wb") as file:
-        file.write(len(head).to_bytes(8, "little") + head)
-        for done, name in enumerate(names, 1):
-            file.write(_bytes(weights[name], dtype))
-            on_tensor(done, len(names))
-
-
-def _bytes(tensor: Tensor, dtype: torch.dtype) -> memoryview:
-    flat = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
-    view: memoryview = flat.view(torch.uint8).numpy().data
-    return view
 
 
 def copy_surroundings(like: Path, folder: Path, dtype: torch.dtype) -> None:

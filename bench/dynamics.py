@@ -128,11 +128,44 @@ def timed(method: str, folder: Path) -> dict[str, float | str]:
     }
 
 
+def run_methods(folder: str) -> list[dict[str, object]]:
+    """Run every method in a process of its own; one that fails is a row that says so."""
+    rows: list[dict[str, object]] = []
+    for method in METHODS:
+        command = [sys.executable, "-m", "bench.dynamics", "--method", method, "--folder", folder]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            rows.append({"method": method, "failed": done.stderr[-2000:]})
+        else:
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+        print(rows[-1], flush=True)
+    return rows
+
+
+def ratios(rows: list[dict[str, object]]) -> dict[str, float]:
+    """What the methods are to each other: throughput against a cold read, time against the sampling loop, memory."""
+    by_name = {row["method"]: row for row in rows if "failed" not in row}
+    found: dict[str, float] = {}
+    every = by_name.get("all")
+    if every and "read" in by_name:
+        found["throughput of all over a cold read (wanted: at least 0.5)"] = float(every["mb_per_s"]) / float(
+            by_name["read"]["mb_per_s"]
+        )
+    if every and "sampled" in by_name:
+        found["time of all over that of 0.1 % in Python (wanted: below 1)"] = float(every["wall_s"]) / float(
+            by_name["sampled"]["wall_s"]
+        )
+    if every:
+        found["memory added by all, MiB (wanted: below 64)"] = float(every["added_peak_mib"])
+    return {name: round(value, 3) for name, value in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoints", type=int, default=14)
     parser.add_argument("--layers", type=int, default=30)
     parser.add_argument("--vocabulary", type=int, default=49_152)
+    parser.add_argument("--scratch", type=Path, help="where the checkpoints are written (7.5 GB by default)")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--method", choices=METHODS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -140,15 +173,15 @@ def main() -> None:
     if asked.method:
         print(json.dumps(timed(asked.method, asked.folder)))
         return
+    began = time.monotonic()
     wanted = shapes(asked.layers, asked.vocabulary)
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(dir=asked.scratch) as temporary:
         write(Path(temporary), wanted, asked.checkpoints)
-        rows = []
-        for method in METHODS:
-            command = [sys.executable, "-m", "bench.dynamics", "--method", method, "--folder", temporary]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            rows.append(json.loads(done.stdout))
-            print(rows[-1], flush=True)
+        rows = run_methods(temporary)
+    found = ratios(rows)
+    for name, value in found.items():
+        print(f"{name}: {value}")
+    print(f"total {time.monotonic() - began:.0f} s")
     document = {
         "weights": sum(int(np.prod(shape)) for shape in wanted.values()),
         "checkpoints": asked.checkpoints,
@@ -158,6 +191,7 @@ def main() -> None:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "methods": rows,
+        "ratios": found,
     }
     if asked.json:
         asked.json.write_text(json.dumps(document, indent=1) + "\n")

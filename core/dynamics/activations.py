@@ -17,7 +17,7 @@ from core.dynamics.chance import linearity_of_paths
 from core.dynamics.modules import places
 from core.dynamics.nulls import Drive
 from core.dynamics.probes import ProbeSequence
-from core.dynamics.scoring import ProbeBatch, check_vocabulary, checkpoint_model, decoder_layers, probe_batches
+from core.dynamics.scoring import ProbeBatch, along, check_vocabulary, checkpoint_model, decoder_layers, probe_batches
 from core.dynamics.tables import rows_as_columns
 from core.dynamics.tensor_file import Array, TrajectoryError
 from core.dynamics.trajectory import Point
@@ -45,25 +45,19 @@ def hidden_paths(
     count = sum(len(one.completion_ids) for one in probes)
     batches = probe_batches(probes, device)
     rng = np.random.default_rng(stream_seed(seed, "activations", "sample"))
-    rows: list[Array] = []
+    tokens_S = torch.from_numpy(rng.integers(count, size=sample))
+    # Drawn as a share of the width, which is known when the first model is there.
+    uniform_S = rng.random(sample)
     names: list[str] = []
-    tokens_S: Tensor | None = None
-    dims_S: Tensor | None = None
-    for at, point in enumerate(points):
-        progress(at, len(points))
-        with checkpoint_model(point, dtype, device) as model:
-            check_vocabulary(model, point, probes)
-            if tokens_S is None or dims_S is None:
-                tokens_S = torch.from_numpy(rng.integers(count, size=sample))
-                dims_S = torch.from_numpy(rng.integers(body_and_head(model)[1].shape[1], size=sample))
-            names, values_LS = _hidden_sample(model, batches, tokens_S, dims_S)
-            del model
-        if not np.isfinite(values_LS).all():
-            raise TrajectoryError(
-                "not_finite", f"{point.folder.name} (step {point.step}) gives activations that are not finite"
-            )
-        rows.append(values_LS)
-    progress(len(points), len(points))
+
+    def measure(model: PreTrainedModel, point: Point) -> Array:
+        check_vocabulary(model, point, probes)
+        dims_S = torch.from_numpy((uniform_S * body_and_head(model)[1].shape[1]).astype(np.int64))
+        found, values_LS = _hidden_sample(model, batches, tokens_S, dims_S)
+        names[:] = found
+        return values_LS
+
+    rows = along(points, measure, dtype=dtype, device=device, progress=progress)
     return names, np.stack(rows, axis=1)
 
 

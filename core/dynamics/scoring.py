@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from core.dynamics.probes import ProbeSequence
-from core.dynamics.tensor_file import TrajectoryError
+from core.dynamics.tensor_file import Array, TrajectoryError
 from core.dynamics.trajectory import Point
+from core.engines.lines import FolderWeights
 from core.engines.models import ModelError, body_and_head, load_model
 from core.rl.chunked import chunked_logprobs
 from core.rl.packing import plan_micro_batches
@@ -118,6 +120,73 @@ def checkpoint_model(point: Point, dtype: torch.dtype, device: torch.device) -> 
     del model
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def along(
+    points: Sequence[Point],
+    measure: Callable[[PreTrainedModel, Point], Array],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[int, int], None],
+) -> list[Array]:
+    """Measure the model of each point, one in memory at a time; what jumps added is taken out from there on.
+
+    A point after a jump is measured twice: at the weights before it, which are the path's, and at its own. Raises
+    :class:`TrajectoryError` where numbers are not finite or a jump's start is gone.
+    """
+    rows: list[Array] = []
+    taken_out: Array | float = 0.0
+    for at, point in enumerate(points):
+        progress(at, len(points))
+        own = _measured(point, measure, dtype, device)
+        if point.jumped is None:
+            rows.append(own - taken_out)
+            continue
+        start = next((one for one in points[:at] if one.step == point.jumped.from_step), None)
+        if start is None:
+            raise TrajectoryError(
+                "missing_checkpoint",
+                f"the weights of step {point.step} are those after a jump from step {point.jumped.from_step}, whose "
+                "checkpoint is not there, so the jump cannot be taken out of the path; keep all checkpoints (save.keep all)",
+            )
+        before = _measured(point, measure, dtype, device, start)
+        rows.append(before - taken_out)
+        taken_out = taken_out + own - before
+    progress(len(points), len(points))
+    return rows
+
+
+def _measured(
+    point: Point,
+    measure: Callable[[PreTrainedModel, Point], Array],
+    dtype: torch.dtype,
+    device: torch.device,
+    start: Point | None = None,
+) -> Array:
+    """Measure a point; with the ``start`` of its cycle, at the weights before its jump."""
+    with checkpoint_model(point, dtype, device) as model:
+        if start is not None:
+            _undo_jump(model, point, start)
+        found = measure(model, point)
+        del model
+    if not np.isfinite(found).all():
+        raise TrajectoryError(
+            "not_finite", f"{point.folder.name} (step {point.step}) gives numbers that are not finite"
+        )
+    return found
+
+
+@torch.no_grad()
+def _undo_jump(model: PreTrainedModel, point: Point, start: Point) -> None:
+    """Put W_e = W_s + (W - W_s) / beta in place of W, in float32 before the model's dtype."""
+    jumped = point.jumped
+    if jumped is None:
+        return
+    with FolderWeights(start.folder) as begin, FolderWeights(point.folder) as after:
+        for name, parameter in model.named_parameters():
+            if not jumped.spared(name):
+                parameter.copy_(torch.lerp(begin[name], after[name], 1 / jumped.beta))
 
 
 def check_vocabulary(model: PreTrainedModel, point: Point, probes: Sequence[ProbeSequence]) -> None:

@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from core.dynamics.chance import linearity_of_paths
 from core.dynamics.nulls import Drive
 from core.dynamics.probes import ProbeSequence
-from core.dynamics.scoring import check_vocabulary, checkpoint_model, probe_batches, score_tokens
+from core.dynamics.scoring import along, check_vocabulary, probe_batches, score_tokens
 from core.dynamics.tables import Columns
-from core.dynamics.tensor_file import Array, TrajectoryError
+from core.dynamics.tensor_file import Array
 from core.dynamics.trajectory import Point
 
 HIGH_QUANTILE = 0.75
@@ -38,23 +38,16 @@ def score_points(
     device: torch.device,
     progress: Callable[[int, int], None],
 ) -> dict[Quantity, Array]:
-    """Return [K, T] log-probs and logits of the probes' T completion tokens at each of K checkpoints."""
+    """Return [K, T] log-probs and logits of the probes' T completion tokens at each of K checkpoints, jumps taken out."""
     count = sum(len(one.completion_ids) for one in probes)
-    found: dict[Quantity, Array] = {name: np.empty((len(points), count)) for name in ("logp", "logit")}
     batches = probe_batches(probes, device)
-    for row, point in enumerate(points):
-        progress(row, len(points))
-        with checkpoint_model(point, dtype, device) as model:
-            check_vocabulary(model, point, probes)
-            logp_T, logit_T = score_tokens(model, batches, count)
-            del model
-        found["logp"][row], found["logit"][row] = logp_T.double().numpy(), logit_T.double().numpy()
-        if not np.isfinite(found["logp"][row]).all():
-            raise TrajectoryError(
-                "not_finite", f"{point.folder.name} (step {point.step}) gives log-probs that are not finite"
-            )
-    progress(len(points), len(points))
-    return found
+
+    def measure(model: PreTrainedModel, point: Point) -> Array:
+        check_vocabulary(model, point, probes)
+        return torch.stack(score_tokens(model, batches, count)).double().numpy()
+
+    both_K2T = np.stack(along(points, measure, dtype=dtype, device=device, progress=progress))
+    return {"logp": both_K2T[:, 0], "logit": both_K2T[:, 1]}
 
 
 def token_result(

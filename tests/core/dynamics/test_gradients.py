@@ -123,9 +123,10 @@ def test_a_run_on_random_rewards_shows_no_linearity_beyond_chance(tmp_path):
             rewards={"random": 1.0},
             looks=None,
             damage_stop=None,
-            max_steps=26,
-            save={"every": 2},
-            max_completion_length=6,
+            max_steps=14,
+            prompts_per_step=2,
+            save={"every": 1},
+            max_completion_length=4,
             learning_rate=1e-4,
         )
         context = service.attempt(run_id)
@@ -135,6 +136,6 @@ def test_a_run_on_random_rewards_shows_no_linearity_beyond_chance(tmp_path):
     assert "no linearity beyond chance" in weights["statement"]
     assert weights["excess"]["over"] == "driven"
     noise = found["gradient_noise"]
-    assert len(noise["updates"]) == 13
-    assert [row["step"] for row in noise["gradients"]] == list(range(0, 26, 2))
-    assert len(noise["factor"]) == 26
+    assert len(noise["updates"]) == 14
+    assert [row["step"] for row in noise["gradients"]] == list(range(14))
+    assert len(noise["factor"]) == 14

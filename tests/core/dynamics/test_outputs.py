@@ -1,6 +1,7 @@
 """Outputs along checkpoints: against unchunked forwards in float32, planted trajectories, and through the real job."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from scipy import stats
 from core.dynamics import activations, scoring, tokens
 from core.dynamics.job import run_analysis
 from core.dynamics.probes import ProbeSequence
-from core.dynamics.trajectory import Point
+from core.dynamics.trajectory import Jumped, Point
 from core.engines.models import load_model, load_tokenizer
 from core.jobs import UserError
 from core.recipes import family_hash, load_recipe, parse_recipe, recipe_hash, resolved
@@ -74,6 +75,14 @@ def scored(points):
     return tokens.score_points(points, PROBES, dtype=torch.float32, device=CPU, progress=lambda done, total: None)
 
 
+def test_jumps_are_taken_out_of_the_tokens_paths(points):
+    """Points 0, 10, 20 with the third as if jumped to from 0 with beta 2: the path has there what the second holds."""
+    rows = scored([points[0], points[1], replace(points[2], step=11, jumped=Jumped(0, 2.0)), points[3]])["logp"]
+    plain = scored(points)["logp"]
+    np.testing.assert_allclose(rows[2], plain[1], atol=1e-4)
+    np.testing.assert_allclose(rows[3], plain[3] - (plain[2] - plain[1]), atol=1e-4)
+
+
 def test_tokens_are_measured_as_scipy_does(points):
     values_KT = scored(points)["logp"]
     tokenizer = load_tokenizer(points[0].folder)
@@ -129,7 +138,7 @@ def test_hidden_states_are_those_that_transformers_gives(points):
         expected.append(torch.stack([state[0, rows] for state in states.hidden_states[:-1]]))
     all_LTH = torch.cat(expected, dim=1).double().numpy()
     rng = np.random.default_rng(activations.stream_seed(1, "activations", "sample"))
-    at_S, dim_S = rng.integers(all_LTH.shape[1], size=50), rng.integers(all_LTH.shape[2], size=50)
+    at_S, dim_S = rng.integers(all_LTH.shape[1], size=50), (rng.random(50) * all_LTH.shape[2]).astype(int)
     np.testing.assert_allclose(values_LKS[:layers, 3], all_LTH[:, at_S, dim_S], atol=1e-5)
     result = activations.activation_result(names, values_LKS, STEPS, threshold=0.7, seed=0, drive=None)
     assert [one["layer"] for one in result["layers"]] == names

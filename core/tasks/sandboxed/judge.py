@@ -63,6 +63,7 @@ class Program:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._functions: list[Any] = []
+        self.calls = 0
 
     def begin(self) -> None:
         """Wait until the program's top level has run."""
@@ -74,6 +75,7 @@ class Program:
 
     def call(self, target: list[Any], values: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Call an object of the program."""
+        self.calls += 1
         names = [[name, self.encoded(value)] for name, value in keywords.items()]
         return self.ask(["call", target, [self.encoded(value) for value in values], names])
 
@@ -274,11 +276,24 @@ def open_names(parts: list[str]) -> list[str]:
     return found or [name for name in called[:1] if name not in defined]
 
 
+def _check(job: dict[str, Any]) -> None:
+    """Raise :class:`UnjudgeableError` where the tests are no Python or lack what is called; the program has no part in this."""
+    parts = [job["prompt"], job["test"]] if job["kind"] == "humaneval" else [job["setup"], *job["test_list"]]
+    try:
+        trees = [ast.parse(part) for part in parts]
+    except (SyntaxError, ValueError) as problem:
+        raise UnjudgeableError(f"the tests are no Python: {problem}") from None
+    defined = {node.name for node in trees[-1].body if isinstance(node, ast.FunctionDef)}
+    if job["kind"] == "humaneval" and "check" not in defined:
+        raise UnjudgeableError("the tests define no function check")
+
+
 def judge(job: dict[str, Any], program: Program) -> dict[str, Any]:
     """Run one job's tests and say what happened."""
     tests = Tests(program)
     where = "before the first test"
     try:
+        _check(job)
         program.begin()
         if job["kind"] == "humaneval":
             tests.run(job["prompt"], strict=False)
@@ -293,18 +308,20 @@ def judge(job: dict[str, Any], program: Program) -> dict[str, Any]:
                 where = f"in test {number} of {len(job['test_list'])}"
                 tests.run(line)
     except AssertionError as problem:
-        if not problem.__dict__.get("from_program"):
-            return {"result": "failed", "reason": f"an assertion failed {where}"}
-        return {"result": "failed", "reason": f"the program raised AssertionError: {problem} {where}"[:_MAX_REASON]}
+        raised = problem.__dict__.get("from_program")
+        what = f"the program raised AssertionError: {problem}" if raised else "an assertion failed"
+        return {"result": "failed", "reason": f"{what} {where}"[:_MAX_REASON]}
     except EndedError as problem:
         return {"result": "ended", "reason": f"{problem} {where}"[:_MAX_REASON]}
-    except (UnjudgeableError, SyntaxError, KeyError) as problem:
-        whose = "failed" if getattr(problem, "from_program", False) else "unjudgeable"
-        return {"result": whose, "reason": f"{type(problem).__name__}: {problem} {where}"[:_MAX_REASON]}
+    except UnjudgeableError as problem:
+        return {"result": "unjudgeable", "reason": f"{problem} {where}"[:_MAX_REASON]}
     except BaseException as problem:  # noqa: BLE001 - an exit or error of any kind is a test that did not pass
         whose = "the program raised " if getattr(problem, "from_program", False) else ""
         return {"result": "failed", "reason": f"{whose}{type(problem).__name__}: {problem} {where}"[:_MAX_REASON]}
-    return {"result": "passed" if tests.reached else "empty", "reason": f"{tests.reached} assertions held"}
+    # Tests may loop over what the program returned, so a program can avoid every assertion; it must not gain by that.
+    unreached = "failed" if program.calls else "empty"
+    reason = f"{tests.reached} assertions held" if tests.reached else "no assertion was reached"
+    return {"result": "passed" if tests.reached else unreached, "reason": reason}
 
 
 def _run(job_fd: int, program_fd: int, server: socket.socket) -> Literal[0]:

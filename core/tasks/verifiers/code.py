@@ -97,7 +97,7 @@ def _by_assertions(item: Item, tests: Mapping[str, Any], code: str, level: Isola
             theirs.close()
             result: dict[str, str] | None = None
             try:
-                result = _judge(level).run(job, ours.fileno(), deadline)
+                result = _living_judge(level).run(job, ours.fileno(), deadline)
             finally:
                 ours.close()
                 # Only an end of its own is worth a moment: its status says whether the CPU limit was the cause.
@@ -159,6 +159,15 @@ class _Judge:
         self.process.kill()
         self.process.wait()
         self.socket.close()
+
+
+def _living_judge(level: Isolation) -> _Judge:
+    """The judge, started anew if something ended it in the meantime."""
+    judge = _judge(level)
+    if judge.process.poll() is not None:
+        judge.close()
+        judge = _judge(level)
+    return judge
 
 
 @cache

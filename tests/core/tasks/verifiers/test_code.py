@@ -198,6 +198,26 @@ def test_tests_that_assert_nothing_are_no_verdict_and_never_registered():
             verifier_of(tests, where="here")
 
 
+def test_a_program_gains_nothing_by_leading_the_tests_astray():
+    looping = {"type": "assert", "test_list": ["for x in f():\n    assert x > 0"]}
+    avoided = judged(looping, "def f(): return []")
+    assert (avoided.verdict, avoided.reason) == (Outcome.WRONG, "no assertion was reached")
+    picking = {"type": "assert", "test_list": ["assert f()['a'] == 1"]}
+    for result in ("{}", "[]", "None", "{'a': [1]}", "object()"):
+        assert judged(picking, f"def f(): return {result}").verdict == Outcome.WRONG, result
+    raising = "def f(): raise {}"
+    for kind in ("KeyError('a')", "SyntaxError('x')", "KeyboardInterrupt()", "GeneratorExit()", "AssertionError()"):
+        assert judged(picking, raising.format(kind)).verdict == Outcome.WRONG, kind
+
+
+def test_a_judge_that_was_killed_is_replaced():
+    right = "def add(a, b): return a + b"
+    assert judged(SUM, right).verdict == Outcome.CORRECT
+    code._judge(Isolation.BUBBLEWRAP).process.kill()
+    code._judge(Isolation.BUBBLEWRAP).process.wait()
+    assert judged(SUM, right).verdict == Outcome.CORRECT
+
+
 def test_a_missing_sandbox_judges_nothing(monkeypatch):
     monkeypatch.setattr(sandbox, "_bubblewrap", lambda: ("/nonexistent/bwrap",))
     judgement = judged(SUM, "def add(a, b): return a + b")

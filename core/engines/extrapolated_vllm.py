@@ -38,6 +38,9 @@ class Pair(nn.Module):
     bodies do not compile themselves when they are called inside something that is being compiled.
     """
 
+    a: Any
+    b: Any
+
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config = vllm_config.model_config.hf_config.text_config

@@ -123,6 +123,22 @@ def test_elsewhere_vllm_and_transformers_agree(line, reference, requests, alpha)
         assert one.logprobs == pytest.approx(other.logprobs, abs=5e-4)
 
 
+def test_weights_are_taken_by_their_prefix_and_no_others(line):
+    model = line._runner.model
+    names = {name for name, _ in model.named_parameters()}
+    assert {name.split(".")[1] for name in names} == {"a", "b"}
+    norm = torch.full_like(model.pair.b.model.norm.weight, 0.5)
+    before = [model.pair.a.model.norm.weight.clone(), model.pair.b.model.norm.weight.clone()]
+    given = [("b.model.norm.weight", norm), ("alpha", torch.tensor(0.25))]
+    assert model.load_weights(given) == {"pair.b.model.norm.weight", "alpha"}
+    assert torch.equal(model.pair.a.model.norm.weight, before[0])
+    assert torch.equal(model.pair.b.model.norm.weight, norm)
+    assert model.alpha.item() == 0.25
+    model.load_weights([("b.model.norm.weight", before[1])])
+    with pytest.raises(ValueError, match=r"holds alpha, a\.\* and b\.\*, not 'c'"):
+        model.load_weights([("c.model.norm.weight", norm)])
+
+
 def test_settings_say_what_is_extrapolated(line):
     line.set_alpha(2)
     settings = line.settings()

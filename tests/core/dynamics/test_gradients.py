@@ -114,28 +114,25 @@ def analysed(service, target, *compute):
         return {row.name: row.result for row in analyses.list_for_run(session, run_id)}
 
 
-@pytest.mark.slow
-def test_a_run_on_random_rewards_shows_no_linearity_beyond_chance(tmp_path):
-    """The real trainer, its real optimizer, and a reward that is a coin flip: nothing to learn, so nothing but chance."""
+def test_a_real_run_is_measured_at_every_checkpoint_that_sampled(tmp_path):
     service = Service(tmp_path)
     with VerifierPool() as pool:
         run_id = service.post(
-            rewards={"random": 1.0},
+            rewards={"auto": 1.0, "random": 1.0},
             looks=None,
             damage_stop=None,
-            max_steps=14,
+            max_steps=4,
             prompts_per_step=2,
             save={"every": 1},
             max_completion_length=4,
-            learning_rate=1e-4,
         )
         context = service.attempt(run_id)
         service.finish(context, run_training(context, pool))
-    found = analysed(service, run_id, "weight_linearity", {"name": "gradient_noise", "groups": 3})
-    weights = found["weight_linearity"]
-    assert "no linearity beyond chance" in weights["statement"]
-    assert weights["excess"]["over"] == "driven"
-    noise = found["gradient_noise"]
-    assert len(noise["updates"]) == 14
-    assert [row["step"] for row in noise["gradients"]] == list(range(14))
-    assert len(noise["factor"]) == 14
+    found = analysed(service, run_id, {"name": "gradient_noise", "groups": 2})["gradient_noise"]
+    assert [(one["from"], one["to"]) for one in found["updates"]] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    # The last checkpoint sampled nothing.
+    assert [row["step"] for row in found["gradients"]] == [0, 1, 2, 3]
+    assert [one["step"] for one in found["factor"]] == [1, 2, 3, 4]
+    assert all(-1 <= one["cosine"] <= 1 for one in found["updates"])
+    assert set(found["curves"]) == {"leave-one-out", "alignment", "signal-to-noise", "factor"}
+    assert "updates point along the others" in found["statement"]

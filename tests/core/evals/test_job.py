@@ -214,7 +214,7 @@ def test_a_card_that_ran_out_of_memory_is_the_users_to_mend(trained, pool, monke
     def run_out(*given: Any, **options: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("core.evals.job.load_model", run_out)
+    monkeypatch.setattr("core.evals.job.open_for_evaluation", run_out)
     service, _ = trained
     context = service.attempt(service.post_recipe(recipe()))
     with pytest.raises(UserError, match="ran out of memory") as refused:

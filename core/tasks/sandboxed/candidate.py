@@ -104,6 +104,8 @@ def _done(request: list[Any], module: types.ModuleType, stand_in: Any) -> Any:
     match request:
         case ["name", str(name)]:
             return getattr(module, name)
+        case ["truth", target]:
+            return bool(decode(target, stand_in))
         case ["get", target, str(name)]:
             return getattr(decode(target, stand_in), name)
         case ["set", target, str(name), value]:

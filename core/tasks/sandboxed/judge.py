@@ -28,10 +28,6 @@ class EndedError(BaseException):
     """The program's process is gone or sent rubbish; no test can catch this."""
 
 
-class ObjectError(TypeError):
-    """An object of the program was used as if it were data."""
-
-
 class Remote:
     """Stands for an object of the program: it can be called, asked for attributes, and passed back; it equals itself."""
 
@@ -54,7 +50,8 @@ class Remote:
         self._program.ask(["set", self._data, name, self._program.encoded(value)])
 
     def __bool__(self) -> bool:
-        raise ObjectError(f"an object of the program ({self._kind}) where a plain value is tested")
+        # What a program says of its own object's truth is worth as much as a True or False that it returns.
+        return self._program.ask(["truth", self._data]) is True
 
 
 class Program:
@@ -130,7 +127,7 @@ class Program:
         arguments = [decode(value, self._object) for value in values]
         try:
             result = self._functions[number](*arguments)
-        except (Exception, ObjectError):  # noqa: BLE001 - the program learns that it failed, not why
+        except Exception:  # noqa: BLE001 - the program learns that it failed, not why
             self._link.send(["raised"])
             return
         self._link.send(["value", self.encoded(result)])

@@ -137,6 +137,8 @@ def test_objects_functions_types_and_exceptions_pass_between_the_processes():
             "assert only([1, 'a'], str) == ['a']",
             "assert math.isclose(half(3), 1.5)",
             "assert list(lazily(3)) == [0, 1, 2]",
+            "assert found('ab')",
+            "assert not found('b')",
             "try:\n    half('x')\nexcept TypeError:\n    pass\nelse:\n    assert False",
         ],
     }
@@ -144,7 +146,7 @@ def test_objects_functions_types_and_exceptions_pass_between_the_processes():
         "class Node:\n    def __init__(s, v): s.v, s.left = v, None\n"
         "def depth(n): return 0 if n is None else 1 + depth(n.left)\ndef apply(f, x): return f(x)\n"
         "def only(xs, t): return [x for x in xs if isinstance(x, t)]\ndef half(x): return math.pi / math.pi * x / 2\n"
-        "def lazily(n): return (i for i in range(n))\n"
+        "def lazily(n): return (i for i in range(n))\nimport re\ndef found(s): return re.search('a', s)\n"
     )
     judgement = judged(tests, program)
     assert judgement.verdict == Outcome.CORRECT, judgement.reason

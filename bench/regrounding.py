@@ -323,9 +323,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=6000, help="items to write")
     parser.add_argument("--holdout", type=int, default=500)
     parser.add_argument("--validation", type=int, default=200)
-    parser.add_argument("--max-completion-length", type=int, default=32)
-    parser.add_argument("--suffix", default=" Put the number, and nothing else, within \\boxed{}.")
-    parser.add_argument("--prefill", default="")
+    parser.add_argument("--max-completion-length", type=int, default=16)
+    parser.add_argument("--suffix", default="", help="what follows every question")
+    parser.add_argument(
+        "--prefill", default="The answer is", help="how every answer begins, so that each can be graded"
+    )
     parser.add_argument("--memory-gib", type=float, default=22, help="share of the card that one arm plans for")
     parser.add_argument("--parallel", type=int, default=6, help="arms at a time on the card")
     parser.add_argument("--stagger", type=float, default=0.0, help="seconds between the starts of arms")

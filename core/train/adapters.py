@@ -171,13 +171,14 @@ def base_reference(folder: Path) -> str | None:
 
 def base_weight(layer: Any) -> Tensor:
     """The start model's weight [out, in] of an adapted map; one that is stored in nf4 is decoded."""
-    weight = layer.base_layer.weight
+    weight: Tensor = layer.base_layer.weight
     state = getattr(weight, "quant_state", None)
     if state is None:
         return weight.detach()
     import bitsandbytes.functional as bnb
 
-    return bnb.dequantize_4bit(weight.data, state)  # type: ignore[no-any-return]
+    decoded: Tensor = bnb.dequantize_4bit(weight.data, state)
+    return decoded
 
 
 def _inject(model: PreTrainedModel, lora: Lora, dtype: torch.dtype) -> Any:

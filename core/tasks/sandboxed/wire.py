@@ -24,17 +24,12 @@ MAX_ELEMENTS = 1_000_000
 _SMALL = 1 << 53
 
 _EMPTY: list[Any] = []
-_ITERATORS: dict[type, str] = dict.fromkeys(
-    [
-        type(one)
-        for one in (
-            iter(_EMPTY), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(set()), iter(range(0)), iter(""),
-            iter(range(1 << 70)), reversed(_EMPTY), reversed({}), map(str, _EMPTY), filter(None, _EMPTY), zip(),
-            enumerate(_EMPTY), (element for element in _EMPTY),
-        )
-    ],
-    "iterator",
+_ONE_OF_EACH: tuple[Any, ...] = (
+    iter(_EMPTY), iter(()), iter({}), iter({}.values()), iter({}.items()), iter(set()), iter(range(0)), iter(""),
+    iter(range(1 << 70)), reversed(_EMPTY), reversed({}), map(str, _EMPTY), filter(None, _EMPTY), zip(),
+    enumerate(_EMPTY), (element for element in _EMPTY),
 )  # fmt: skip
+_ITERATORS: dict[type, str] = dict.fromkeys(map(type, _ONE_OF_EACH), "iterator")
 # Kinds that are sent as their elements. Subclasses of the first four are sent as these.
 _CONTAINERS: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset"}
 _SEQUENCES: dict[type, str] = {

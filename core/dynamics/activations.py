@@ -96,7 +96,7 @@ def _hooked(model: PreTrainedModel, layers: nn.ModuleList, keep: Callable[[int, 
         # Blocks of some models return a tuple that begins with the hidden states.
         return lambda module, inputs, output: keep(layer, output[0] if isinstance(output, tuple) else output)
 
-    embedding = model.get_input_embeddings()  # type: ignore[no-untyped-call]
+    embedding = model.get_input_embeddings()
     handles = [embedding.register_forward_hook(hook(0))]
     handles += [block.register_forward_hook(hook(at + 1)) for at, block in enumerate(layers)]
     try:

@@ -63,10 +63,7 @@ def write_items(folder: Path, count: int = 2000) -> None:
     """Sums of two numbers below 100, each pair once."""
     draws = random.Random(0)
     pairs = draws.sample([(a, b) for a in range(100) for b in range(100)], count)
-    lines = [
-        {"id": f"sum-{a}-{b}", "prompt": f"What is {a} + {b}? Put the answer in \\boxed{{}}.", "answer": str(a + b)}
-        for a, b in pairs
-    ]
+    lines = [{"id": f"sum-{a}-{b}", "prompt": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ITEMS).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -77,6 +74,8 @@ def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
         "kind": "train",
         "model": reference(options.model),
         "data": {"dataset": f"file:{ITEMS}", "holdout": 0},
+        # The model seldom boxes an answer by itself; begun like this, it gets some right and has something to learn from.
+        "prompt": {"prefill": "The answer is"},
         "algorithm": "grpo",
         "max_steps": options.steps,
         "prompts_per_step": options.prompts,

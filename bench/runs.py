@@ -44,7 +44,7 @@ class Home:
                 submitted=recipe,
                 recipe_hash=recipe_hash(parsed),
                 family_hash=family_hash(parsed),
-                model=recipe["model"],
+                model=parsed.model,
                 name="bench",
                 kind=parsed.kind,
                 priority=0,

@@ -83,7 +83,9 @@ def get_table(*, _caller: Reader, parts: Parts, analysis_id: FullId, name: FileN
         row = analyses.get(session, analysis_id)
     if name not in row.result.get("tables", ()):
         raise NotFound(
-            "this analysis has no such table", param="name", hint=f"the result of GET /analyses/{row.id} lists its tables"
+            "this analysis has no such table",
+            param="name",
+            hint=f"the result of GET /analyses/{row.id} lists its tables",
         )
     file = open_below(parts.settings.home, f"analyses/{row.id}/{name}")
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}

@@ -116,9 +116,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
     schemas = document["components"]["schemas"]
-    bodies = {"Recipe": Recipe, "ForkFrom": ForkFrom, "ExportWish": ExportWish}
+    bodies: dict[str, Any] = {"Recipe": Recipe, "ForkFrom": ForkFrom, "ExportWish": ExportWish}
     for name, body in bodies.items():
-        schema = TypeAdapter(body).json_schema(ref_template=f"#/components/schemas/{_BLOCK}{{model}}", mode="validation")
+        schema = TypeAdapter(body).json_schema(
+            ref_template=f"#/components/schemas/{_BLOCK}{{model}}", mode="validation"
+        )
         schemas.update({f"{_BLOCK}{block}": part for block, part in schema.pop("$defs", {}).items()})
         schemas[name] = schema
     for unused in ("HTTPValidationError", "ValidationError"):

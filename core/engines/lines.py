@@ -184,7 +184,7 @@ def distance(a: Weights, b: Weights) -> float:
 def _square(start: Tensor, end: Tensor) -> float:
     if not end.is_floating_point():
         return 0.0
-    parts = zip(start.reshape(-1).split(_PART), end.reshape(-1).split(_PART), strict=True)
+    parts = zip(torch.split(start.reshape(-1), _PART), torch.split(end.reshape(-1), _PART), strict=True)
     return math.fsum(float((b.double() - a.to(b.device).double()).square().sum()) for a, b in parts)
 
 

@@ -94,5 +94,7 @@ def find_checkpoint(session: Session, reference: str) -> Checkpoint:
         have = f"has checkpoints of steps {', '.join(steps)}" if steps else "has no checkpoint yet"
         raise ModelError(f"model {reference!r} is not there: run {run.id} {have}")
     if (form := row.provenance.get(FORM, "hf")) != "hf":
-        raise ModelError(f"model {reference!r} is an export as {form}, which is a file to take away; name what it was made of")
+        raise ModelError(
+            f"model {reference!r} is an export as {form}, which is a file to take away; name what it was made of"
+        )
     return row

@@ -33,6 +33,8 @@ from core.engines.vllm_launch import EngineDiedError, VllmOptions, shut_down, st
 Weights = Callable[[], Mapping[str, Tensor]]
 """Gives the weights to serve, by their Hugging Face names, a tied one once; live tensors, read and never kept."""
 
+_CARD_GREW = "Memory usage increased after sleeping"
+
 
 class VllmEngine:
     """An :class:`~core.engines.base.Engine` on the model in ``folder``.
@@ -123,7 +125,12 @@ class VllmEngine:
             return
         torch.cuda.synchronize()
         with self._failures("going to sleep"):
-            llm.sleep(level=1)
+            try:
+                llm.sleep(level=1)
+            except AssertionError as problem:
+                if _CARD_GREW not in str(problem):
+                    raise
+                _note_asleep(llm)
         self._asleep = True
 
     def close(self) -> None:
@@ -197,6 +204,17 @@ class VllmEngine:
 
     def _failures(self, doing: str) -> "_Failures":
         return _Failures(doing)
+
+
+def _note_asleep(llm: Any) -> None:
+    """Write down that vLLM sleeps. It does, and then compares the free memory of the whole card before and after.
+
+    Another process that took memory meanwhile fails that comparison, and vLLM would not know that it has to be woken.
+    """
+    executor = llm.llm_engine.model_executor
+    executor.sleeping_tags = {*executor.sleeping_tags, "weights", "kv_cache"}
+    if not isinstance(getattr(type(executor), "is_sleeping", None), property):  # a plain flag before vLLM 0.32
+        executor.is_sleeping = True
 
 
 class _Failures:

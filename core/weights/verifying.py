@@ -127,7 +127,7 @@ def tokenizes_alike(
         ours(text, add_special_tokens=False)["input_ids"] == theirs(text, add_special_tokens=False)["input_ids"]
         for text in texts
     ]
-    return sum(same) / len(same)
+    return same.count(True) / len(same)
 
 
 def _params(record: GreedyRecord) -> SamplingParams:

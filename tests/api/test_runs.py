@@ -66,9 +66,9 @@ def test_refused_recipe_stores_nothing(client: TestClient) -> None:
 
 
 def test_feature_this_release_lacks_is_refused_by_name(client: TestClient) -> None:
-    answer = client.post("/runs", json=recipe(lora={"r": 8}))
+    answer = client.post("/runs", json=recipe(linearity="live", lora={"r": 8}))
     assert answer.status_code == 422
-    assert answer.json()["error"]["param"] == "lora"
+    assert answer.json()["error"]["param"] == "linearity"
 
 
 def test_recipe_that_cannot_fit_its_device_is_refused_with_the_smallest_change(client: TestClient) -> None:

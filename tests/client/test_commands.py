@@ -133,7 +133,7 @@ def test_a_missing_run_is_an_error_with_its_field(capsys, url):
 @pytest.mark.parametrize("command", [["list"], ["show", "abc"], ["logs", "abc"], ["cancel", "abc"], ["submit", "-"]])
 def test_a_service_that_is_not_there_is_status_six_and_says_how_to_start_it(capsys, monkeypatch, command):
     monkeypatch.setenv("DRIFTLINE_URL", NOBODY)
-    monkeypatch.setattr("client.following._read", lambda _file: b"{}")
+    monkeypatch.setattr("client.following.read", lambda _file: b"{}")
     assert main(command) == 6
     assert "driftline up" in capsys.readouterr().err
 

@@ -6,6 +6,8 @@
 3. Spelling is normalised; lists, sets, tuples, intervals and matrices are compared piece by piece.
 4. Plain arithmetic compares as exact fractions; a decimal may be a rounding (see :mod:`.rational`).
 5. Everything else goes to :mod:`.symbolic`.
+6. A sum or product of plain numbers is no answer where the reference is a plain number: the question's own arithmetic has
+   that value, and a policy that is rewarded for repeating it learns to repeat it.
 
 When in doubt an answer is wrong: for training, a false reward is worse than a missed one.
 """
@@ -34,7 +36,7 @@ from core.tasks.verifiers.rational import Exact, exact, same_value
 from core.tasks.verifiers.verdict import Judgement, Outcome
 from core.tasks.verifiers.whole_numbers import verdict_on
 
-VERSION = f"math/1+{version('math-verify')}+{version('sympy')}"
+VERSION = f"math/2+{version('math-verify')}+{version('sympy')}"
 
 _MAX_ANSWER = 2000
 _MAX_ELEMENTS = 40
@@ -49,6 +51,9 @@ _BASE = re.compile(r"([0-9A-Fa-f]+)_(?:\{\s*(\d+)\s*\}|(\d))")
 _CLOCK = re.compile(r"\d+(?:\s*:\s*\d+)+")
 _WORD = re.compile(r"[a-zA-Z]{3,}|\b[nN]o\b")
 _NOT_UNITS = re.compile(r"\b(?:or|and|not|either|to|between|maybe|if|for|no)\b", re.IGNORECASE)
+_NUMBER = r"[-+]?\d[\d.,]*"
+_PLAIN_NUMBER = re.compile(_NUMBER)
+_UNDONE = re.compile(rf"\(?{_NUMBER}(?:\)?\s*(?:[-+*]|\\times|\\cdot)\s*\(?{_NUMBER})+\)?")
 _SAME_UNIT = {
     "centimeter": "cm", "centimetre": "cm", "meter": "m", "metre": "m", "kilometer": "km", "kilometre": "km",
     "millimeter": "mm", "millimetre": "mm", "inch": "in", "inche": "in", "feet": "ft", "foot": "ft", "minute": "min",
@@ -69,6 +74,8 @@ def grade(item: Item, text: str, *, boxed_only: bool = False) -> Judgement:
         return Judgement(Outcome.NO_ANSWER, "no box" if boxed_only else "no box and no 'answer is'")
     if len(answer) > _MAX_ANSWER:
         return Judgement(Outcome.WRONG, f"the answer is longer than {_MAX_ANSWER} characters", answer[:_MAX_ANSWER])
+    if _left_undone(item.gold, answer):
+        return Judgement(Outcome.WRONG, "its arithmetic is left undone", answer)
     return verdict_on(equal(item.gold, answer), answer)
 
 
@@ -93,6 +100,11 @@ def equal(gold: str, answer: str) -> bool:
     if not _APPROX.search(left):
         right = split_top(right, _APPROX)[0]
     return _equal(left, right, 0)
+
+
+def _left_undone(gold: str, answer: str) -> bool:
+    left, right = normalise(gold), normalise(answer)
+    return _PLAIN_NUMBER.fullmatch(left.strip()) is not None and _UNDONE.fullmatch(right.strip()) is not None
 
 
 def _sentence(text: str) -> str:

@@ -174,3 +174,46 @@ def test_a_card_pinned_by_uuid_is_named_by_its_index(monkeypatch, visible, named
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     vllm_launch.name_card_by_index()
     assert vllm_launch.os.environ["CUDA_VISIBLE_DEVICES"] == named
+
+
+class Executor:
+    """A core's executor that falls asleep and then finds that the card has less free memory than before."""
+
+    def __init__(self, message):
+        self.is_sleeping, self.sleeping_tags, self._message = False, set(), message
+
+    def sleep(self, level):
+        raise AssertionError(self._message)
+
+
+def sleepy(monkeypatch, folder, message):
+    executor = Executor(message)
+    core = Core(Output((5,), (-0.5,)))
+    core.llm_engine.model_executor, core.sleep = executor, executor.sleep
+    monkeypatch.setattr(vllm_engine, "start", lambda *_: core)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    options = VllmOptions(
+        max_model_len=64,
+        max_num_seqs=8,
+        kv_cache_bytes=2**20,
+        dtype="float32",
+        device="cuda",
+        in_process=True,
+        sleeps=True,
+    )
+    return VllmEngine(folder, options), executor
+
+
+def test_memory_that_others_took_meanwhile_does_not_keep_the_engine_from_sleeping(monkeypatch, folder):
+    engine, executor = sleepy(monkeypatch, folder, "Memory usage increased after sleeping.")
+    engine.sleep()
+    # What vLLM has to know to be woken again.
+    assert executor.is_sleeping
+    assert executor.sleeping_tags == {"weights", "kv_cache"}
+
+
+def test_any_other_failure_to_sleep_ends_the_engine(monkeypatch, folder):
+    engine, executor = sleepy(monkeypatch, folder, "something else")
+    with pytest.raises(EngineDiedError, match="going to sleep"):
+        engine.sleep()
+    assert not executor.is_sleeping

@@ -138,9 +138,9 @@ def test_a_card_that_ran_out_of_memory_is_the_users_to_mend(service, pool, monke
 
 
 def _an_hour_passes_in_step(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from core.train import loop
+    from core.train import progress
 
-    original, passed, real = StepRunner.run, [0.0], loop.monotonic
+    original, passed, real = StepRunner.run, [0.0], progress.monotonic
 
     def run(runner: StepRunner, number: int) -> Any:
         if number == step:
@@ -148,4 +148,4 @@ def _an_hour_passes_in_step(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return original(runner, number)
 
     monkeypatch.setattr(StepRunner, "run", run)
-    monkeypatch.setattr(loop, "monotonic", lambda: real() + passed[0])
+    monkeypatch.setattr(progress, "monotonic", lambda: real() + passed[0])

@@ -44,7 +44,6 @@ EQUAL = [
     (r"70\,000", "70000"),
     (r"\$18.90", "18.9"),
     ("x=9", "9"),
-    ("7", "5+2"),
     ("7", "5+2=7"),
     (r"\pm 3", "3, -3"),
     (r"1\pm\sqrt{2}", r"1-\sqrt2, 1+\sqrt2"),
@@ -217,3 +216,35 @@ def test_no_text_makes_normalising_and_splitting_fail(text):
     once = normalise(text)
     structure(once)
     assert squashed(once) is not None
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("71", "59 - 10 + 22"),
+        ("12", "7+5"),
+        ("12", "(7+5)"),
+        ("30", r"2 \times 3 \cdot 5"),
+        ("1.5", "1 + 0.5"),
+        ("12", "7 - (-5)"),
+    ],
+)
+def test_repeating_the_questions_arithmetic_is_no_answer_to_it(gold, answer):
+    judgement = math.grade(Item("i", "p", gold, "math"), rf"\boxed{{{answer}}}")
+    assert judgement.verdict is Outcome.WRONG
+    assert judgement.reason == "its arithmetic is left undone"
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        ("8", "3+5=8"),
+        ("2000", r"2 \times 10^{3}"),
+        ("0.5", "1/2"),
+        ("1024", "2^{10}"),
+        ("1+\\sqrt{2}", "1+\\sqrt{2}"),
+        ("-5", "-5"),
+    ],
+)
+def test_arithmetic_that_is_done_or_is_the_usual_form_of_a_number_still_counts(gold, answer):
+    assert judged(gold, rf"\boxed{{{answer}}}") is Outcome.CORRECT

@@ -19,7 +19,7 @@ from typing import Any
 from bench.measure import environment
 from bench.runs import Home, open_home
 from core.evals.comparison import paired_items
-from core.store import evaluations, runs
+from core.store import checkpoints, evaluations, runs
 from core.store.evaluations import CORRECT, NO_CLAIM
 
 ALPHAS = (0.5, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -121,7 +121,10 @@ def main() -> None:
     home = open_home(options.home.resolve(), options.model.resolve(), options.items.resolve())
     with home.db.read() as session:
         trained = next(run for run in runs.list_page(session, limit=50).items if run.kind == "train")
-    recipe = recipe_of(trained.id, trained.step or 0, options)
+        last = checkpoints.latest(session, trained.id)
+    if last is None or last.step == 0:
+        raise SystemExit(f"run {trained.id} has no checkpoint beyond its base: let it finish first")
+    recipe = recipe_of(trained.id, last.step, options)
     run_id, outcome = home.run(recipe)
     found = list(rows(home, run_id, recipe["extrapolation"]["b"]))
     result = {

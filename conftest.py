@@ -31,6 +31,8 @@ def _card_missing() -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # Processes take whole files in this order. The longest begin first, or one process would end with them alone.
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/service/"))
     missing = _missing()
     wanted_by = {marker: [item for item in items if marker in item.keywords] for marker in missing}
     if os.environ.get("CI") and any(wanted_by.values()):
@@ -53,5 +55,10 @@ _LINES = pytest.StashKey[list[str]]()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for line in config.stash.get(_LINES, []):
+    lines = config.stash.get(_LINES, [])
+    if config.pluginmanager.hasplugin("dsession"):  # other processes collected, so their number is not known here
+        lines = [
+            f"deselected tests marked {marker}: {reason}" for marker, reason in (_missing() | _card_missing()).items()
+        ]
+    for line in lines:
         terminalreporter.write_line(line)

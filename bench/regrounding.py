@@ -14,6 +14,7 @@ decisions (loading and starting the engine left out), while it shares the card w
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -285,7 +286,7 @@ def run_arms(arms: list[str], argv: list[str], args: argparse.Namespace, began: 
                 process.terminate()
             waiting, drained = [], True
         ready = time.monotonic() - last_start >= args.stagger or not last_start
-        if waiting and len(running) < args.parallel and ready:
+        if waiting and len(running) < args.parallel and (ready or not running):
             arm, number = waiting.pop(0)
             log = (args.out / f"{arm}.log").open("ab")
             command = [sys.executable, "-m", "bench.regrounding", *argv, "--arm", arm]
@@ -298,7 +299,10 @@ def run_arms(arms: list[str], argv: list[str], args: argparse.Namespace, began: 
             print(f"[{time.monotonic() - began:5.0f} s] {arm}: exit status {process.returncode}", flush=True)
             if process.returncode and number < TRIES and not late:
                 waiting.append((arm, number + 1))
-        time.sleep(1)
+        if running:
+            some, _ = next(iter(running.values()))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                some.wait(timeout=1)
 
 
 def finished(arms: list[str], found: dict[str, list[dict[str, float]]], steps: int) -> Iterator[str]:

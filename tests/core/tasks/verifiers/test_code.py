@@ -392,6 +392,7 @@ def test_a_reference_program_that_fails_its_tests_refuses_the_data():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a thousand programs, one of which computes for a quarter of a minute
 @pytest.mark.data
 @pytest.mark.parametrize(("dataset", "count"), [("humaneval", 164), ("mbpp", 974), ("mbpp_sanitized", 427)])
 def test_every_reference_solution_passes(dataset, count):

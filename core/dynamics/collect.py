@@ -26,7 +26,8 @@ from core.streams import stream_seed
 
 _WITNESSES = 4096
 _CHUNK_BYTES = 6 << 20
-_PIECE_BYTES = 1 << 20  # what is worked on at a time: it and its increments stay in a processor's cache
+_PIECE_ELEMENTS = 8192  # what is worked on at a time: it and its increments stay in a processor's cache
+_ROWS_BYTES = 256 << 10  # of a matrix, multiplied at a time: so little that BLAS starts no threads beside ours
 _HELD_ELEMENTS = 2 << 20  # the change of a larger matrix would not fit the memory bound
 _WORKERS = max(1, min(2, os.cpu_count() or 1))
 
@@ -45,6 +46,13 @@ class Witnesses:
     def changed(self) -> list[int]:
         """Positions in the lists of those that are not constant."""
         return [at for at, path in enumerate(self.paths) if path.any()]
+
+    def add(self, name: str, index_W: NDArray[np.int64], initial_W: Floats, path_JW: Floats) -> None:
+        """Append weights of tensor ``name``."""
+        self.names += [name] * len(index_W)
+        self.index += index_W.tolist()
+        self.initial += initial_W.tolist()
+        self.paths += [np.concatenate([np.zeros(1), path_J]) for path_J in path_JW.T.astype(np.float64)]
 
     def extend(self, other: "Witnesses") -> None:
         """Append those of another."""
@@ -161,18 +169,24 @@ class _Change:
         size = height * width
         if self.held_N is not None:
             matrix = self.held_N[number * size : (number + 1) * size].reshape(height, width)
-            return streamed_leading_share(lambda: (matrix,), height, width, self._seed)
+            rows = _rows_at_a_time(width)
+            parts = [matrix[row : row + rows] for row in range(0, height, rows)]
+            return streamed_leading_share(lambda: parts, height, width, self._seed)
         return streamed_leading_share(lambda: self._read(number * size, height, width), height, width, self._seed)
 
     def _read(self, start: int, height: int, width: int) -> Any:
-        rows = max(1, _PIECE_BYTES // (4 * width))
+        rows = _rows_at_a_time(width)
         first_N, last_N = (np.empty(rows * width, dtype=np.float32) for _ in range(2))
         for row in range(0, height, rows):
             count = min(rows, height - row) * width
             at = start + row * width
             self._trajectory.read(self._tensor, 0, at, first_N[:count])
             self._trajectory.read(self._tensor, -1, at, last_N[:count])
-            yield (last_N[:count] - first_N[:count]).reshape(-1, width)
+            yield np.subtract(last_N[:count], first_N[:count], out=last_N[:count]).reshape(-1, width)
+
+
+def _rows_at_a_time(width: int) -> int:
+    return max(1, _ROWS_BYTES // (4 * width))
 
 
 def _matrices(shape: tuple[int, ...]) -> tuple[int, int, int] | None:
@@ -194,51 +208,58 @@ class _Pass:
     offsets: dict[str, int]
 
     def sums_of(self, chunk: Chunk, change: _Change) -> Sums:
-        """Add up one chunk; it is used up."""
+        """Add up one chunk, a piece at a time."""
         sums = Sums.empty(self.threshold, len(self.trajectory.steps))
-        initial_N, path_JN = self.trajectory.path_of(chunk)
-        if change.held_N is not None:
-            change.held_N[chunk.first : chunk.first + chunk.elements] = path_JN[-1]
         start = self.offsets[chunk.tensor.name] + chunk.first
         stop = start + chunk.elements
-        self._witness(chunk, self._drawn(start, stop, _WITNESSES, "witnesses") - start, initial_N, path_JN, sums)
-        if self.sample is not None:
-            columns = self._drawn(start, stop, self.sample, "sample") - start
-            initial_N, path_JN = initial_N[columns], path_JN[:, columns]
-        width = max(1, _PIECE_BYTES // (path_JN.itemsize * len(path_JN)))
-        for at in range(0, path_JN.shape[1], width):
-            self._add(initial_N[at : at + width], path_JN[:, at : at + width], sums)
+        witnesses = self._drawn(start, stop, _WITNESSES, "witnesses") - start
+        sampled = None if self.sample is None else self._drawn(start, stop, self.sample, "sample") - start
+        for at in range(0, chunk.elements, _PIECE_ELEMENTS):
+            end = min(at + _PIECE_ELEMENTS, chunk.elements)
+            initial_N, path_JN = self.trajectory.path_of(chunk, slice(at, end))
+            if not np.isfinite(path_JN).all():
+                self.trajectory.check_finite(chunk)
+            if change.held_N is not None:
+                change.held_N[chunk.first + at : chunk.first + end] = path_JN[-1]
+            drawn = _within(witnesses, at, end)
+            sums.witnesses.add(chunk.tensor.name, chunk.first + at + drawn, initial_N[drawn], path_JN[:, drawn])
+            if sampled is not None:
+                columns = _within(sampled, at, end)
+                initial_N, path_JN = initial_N[columns], path_JN[:, columns]
+            self._add(initial_N, path_JN, sums)
         return sums
 
     def _add(self, initial_N: Floats, path_JN: Floats, sums: Sums) -> None:
         fits = fit_paths(path_JN, self.trajectory.steps)
         sums.overall.add(fits.r2_N, fits.changed_N)
         _add_gram(sums.gram_KK, path_JN)
-        sums.net_changed += int(np.count_nonzero(fits.net_N))
+        sums.net_changed += int(np.count_nonzero(fits.net_N != 0))
         sums.drifting += fits.drifting(self.critical_t)
         sums.relative.add(initial_N, fits)
-
-    def _witness(
-        self, chunk: Chunk, columns: NDArray[np.int64], initial_N: Floats, path_JN: Floats, sums: Sums
-    ) -> None:
-        for column in columns:
-            sums.witnesses.names.append(chunk.tensor.name)
-            sums.witnesses.index.append(chunk.first + int(column))
-            sums.witnesses.initial.append(float(initial_N[column]))
-            path_J = path_JN[:, column].astype(np.float64)
-            sums.witnesses.paths.append(np.concatenate([np.zeros(1), path_J]))
 
     def _drawn(self, start: int, stop: int, n: int, name: str) -> NDArray[np.int64]:
         seed = stream_seed(self.seed, "linearity", name)
         return sampled_positions(start, stop, total=self.trajectory.elements, n=n, seed=seed)
 
 
+def _within(positions_S: NDArray[np.int64], at: int, end: int) -> NDArray[np.int64]:
+    """Return those of the increasing positions that lie in [at, end), counted from ``at``."""
+    low, high = np.searchsorted(positions_S, (at, end))
+    return positions_S[low:high] - at
+
+
 def _add_gram(gram_KK: Array, path_JN: Floats) -> None:
-    """Add the inner products of the paths; row by row, since matrix products of so few rows are slow in BLAS."""
-    for row in range(len(path_JN)):
-        products_R = path_JN[row:] @ path_JN[row]
-        gram_KK[row + 1, row + 1 :] += products_R
-        gram_KK[row + 2 :, row + 1] += products_R[1:]
+    """Add the inner products of the paths.
+
+    Dot by dot: matrix products of so few rows are slow in BLAS and, like those with a vector, begin threads of their own, which
+    are slower still beside ours. A dot of at most 10,000 elements does not.
+    """
+    count = len(path_JN)
+    upper_JJ = np.zeros((count, count), dtype=path_JN.dtype)
+    for row in range(count):
+        np.vecdot(path_JN[row:], path_JN[row], out=upper_JJ[row, row:])
+    gram_KK[1:, 1:] += upper_JJ
+    gram_KK[1:, 1:] += np.triu(upper_JJ, 1).T
 
 
 def _document(tensor: Entry, place: Place, r2: R2Histogram) -> dict[str, Any]:

@@ -33,12 +33,13 @@ def streamed_leading_share(rows: Rows, height: int, width: int, seed: int) -> fl
     block = min(_BLOCK, height, width)
     basis_CB = np.linalg.qr(rng.standard_normal((width, block)))[0].astype(np.float32)
     share = 0.0
-    for _ in range(_ROUNDS):
-        total, image_CB = 0.0, np.zeros((width, block), dtype=np.float32)
+    total = 0.0
+    for round_ in range(_ROUNDS):
+        image_CB = np.zeros((width, block), dtype=np.float32)
         for part_RC in rows():
             scaled_RC = part_RC * scale
-            flat = scaled_RC.reshape(-1)
-            total += float(flat @ flat)
+            if round_ == 0:
+                total += float(np.einsum("rc,rc->", scaled_RC, scaled_RC, dtype=np.float64))
             image_CB += scaled_RC.T @ (scaled_RC @ basis_CB)
         # Rayleigh-Ritz: the leading eigenvalue of the Gram matrix seen from the basis.
         leading = float(np.linalg.eigvalsh((basis_CB.T @ image_CB).astype(np.float64))[-1])

@@ -61,7 +61,9 @@ def fit_paths(path_JN: Floats, steps: Sequence[int] | Array) -> Fits:
     if path_JN.dtype == np.float64:
         return fits
     size_N = fits.drift_N + fits.scatter_N
-    faint = np.flatnonzero(fits.changed_N & ~((size_N > _SMALLEST) & (size_N < _LARGEST)))
+    normal_N = size_N > _SMALLEST
+    normal_N &= size_N < _LARGEST
+    faint = () if normal_N.all() else np.flatnonzero(fits.changed_N & ~normal_N)
     if len(faint):
         exact = fit_paths(path_JN[:, faint].astype(np.float64), steps)
         fits.r2_N[faint] = exact.r2_N
@@ -72,36 +74,45 @@ def fit_paths(path_JN: Floats, steps: Sequence[int] | Array) -> Fits:
 
 
 def _fit(path_JN: Floats, t_K: Array) -> Fits:
+    """Sums over so few rows are einsum's: BLAS is no faster, and would start threads of its own beside the caller's."""
     count, total, real = len(t_K), t_K[-1] - t_K[0], path_JN.dtype.type
     centred_K = t_K - t_K.mean()
     slope_J = (centred_K[1:] / np.linalg.norm(centred_K)).astype(real)
-    ones_J, per_time_J = np.ones(count - 1, dtype=real), (1.0 / np.diff(t_K)).astype(real)
-    bits_N = np.bitwise_or.reduce(path_JN.view(_BITS[path_JN.dtype.itemsize]), axis=0)
-    # Every bit but the sign: -0 is no change.
-    changed_N = (bits_N << 1) != 0
+    per_time_J = (1.0 / np.diff(t_K)).astype(real)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        along_N = slope_J @ path_JN
-        mean_N = ones_J @ path_JN
+        along_N = np.einsum("j,jn->n", slope_J, path_JN)
+        mean_N = np.add.reduce(path_JN, axis=0)
         mean_N *= real(1 / count)
         work_JN = path_JN - mean_N
-        work_JN *= work_JN
-        spread_N = ones_J @ work_JN
+        spread_N = np.einsum("jn,jn->n", work_JN, work_JN)
         mean_N *= mean_N
         spread_N += mean_N
         along_N *= along_N
         along_N /= spread_N
         r2_N = np.minimum(along_N, real(1), out=along_N)
-        r2_N[~changed_N] = 0
         work_JN[0] = path_JN[0]
         np.subtract(path_JN[1:], path_JN[:-1], out=work_JN[1:])
         work_JN *= work_JN
-        scatter_N = per_time_J @ work_JN
+        scatter_N = np.einsum("j,jn->n", per_time_J, work_JN)
         drift_N = np.square(path_JN[-1])
         drift_N *= real(1 / total)
         scatter_N -= drift_N
         np.maximum(scatter_N, real(0), out=scatter_N)
         scatter_N *= real(1 / (count - 2))
+        changed_N = _changed(path_JN, drift_N, scatter_N)
+    if not changed_N.all():
+        r2_N[~changed_N] = 0
     return Fits(r2_N, changed_N, path_JN[-1], drift_N, scatter_N)
+
+
+def _changed(path_JN: Floats, drift_N: Floats, scatter_N: Floats) -> NDArray[np.bool_]:
+    """Which paths hold anything but 0: the bits decide where squares that vanished might hide a change."""
+    changed_N = drift_N + scatter_N > 0
+    if not changed_N.all():
+        bits_N = np.bitwise_or.reduce(path_JN.view(_BITS[path_JN.dtype.itemsize]), axis=0)
+        # Every bit but the sign: -0 is no change.
+        changed_N = (bits_N << 1) != 0
+    return changed_N
 
 
 @dataclass
@@ -126,7 +137,7 @@ class R2Histogram:
         self.above += int(np.count_nonzero(r2_N > r2_N.dtype.type(self.threshold)))
         self.total += float(r2_N.sum(dtype=np.float64))
         # One bin more for R2 of exactly 1.
-        counts = np.bincount((r2_N * r2_N.dtype.type(BINS)).astype(np.int32), minlength=BINS + 1)
+        counts = np.bincount((r2_N * r2_N.dtype.type(BINS)).astype(np.intp), minlength=BINS + 1)
         counts[BINS - 1] += counts[BINS]
         counts[0] -= constant
         self.counts_B += counts[:BINS]

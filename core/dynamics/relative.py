@@ -32,15 +32,21 @@ class RelativeChange:
             relative_N /= np.abs(initial_N)
         # A count of the edges at or below is faster than a search; 0 / 0 is below all of them.
         bins_N = np.zeros(len(initial_N), dtype=np.uint8)
+        reached_N = np.empty(len(initial_N), dtype=np.bool_)
         for edge in EDGES:
-            bins_N += relative_N >= real(edge)
+            bins_N += np.greater_equal(relative_N, real(edge), out=reached_N).view(np.uint8)
         bins_N[initial_N == 0] = len(EDGES) + 1
-        size = len(self._count_B)
-        changed = slice(None) if fits.changed_N.all() else fits.changed_N
-        self._count_B += np.bincount(bins_N[changed], minlength=size)
-        self._above_B += np.bincount(bins_N[fits.r2_N > real(self._threshold)], minlength=size)
-        # Constant weights have R2 0 here.
-        self._r2_B += np.bincount(bins_N, weights=fits.r2_N, minlength=size)
+        # Two codes a bin, the odd one for R2 above the threshold. Constant weights have R2 0 here.
+        codes_N = bins_N.astype(np.intp)
+        codes_N *= 2
+        codes_N += fits.r2_N > real(self._threshold)
+        size = 2 * len(self._count_B)
+        counts_B2 = np.bincount(codes_N, minlength=size).reshape(-1, 2)
+        if not fits.changed_N.all():
+            counts_B2 -= np.bincount(codes_N[~fits.changed_N], minlength=size).reshape(-1, 2)
+        self._count_B += counts_B2.sum(axis=1)
+        self._above_B += counts_B2[:, 1]
+        self._r2_B += np.bincount(codes_N, weights=fits.r2_N, minlength=size).reshape(-1, 2).sum(axis=1)
 
     def merge(self, other: "RelativeChange") -> None:
         """Add the counts of another of the same threshold."""

@@ -60,7 +60,8 @@ class TensorFile:
     """An open safetensors file.
 
     ``label`` is how messages name it. With ``sha256`` given, everything read in file order is hashed on the way and
-    :meth:`finish` compares; the parts nobody asked for are read then.
+    :meth:`finish` compares; the parts nobody asked for are read then. One thread reads so; any others may
+    :meth:`read_again_into` meanwhile, since every read names its own place and none moves the file's.
     """
 
     def __init__(self, path: Path, label: str, *, sha256: str | None = None) -> None:
@@ -68,6 +69,7 @@ class TensorFile:
         self._expected = sha256
         self._digest = hashlib.sha256()
         self._hashed = 0
+        self._told = 0
         try:
             # Unbuffered: pieces are large, and a buffer would be one more copy.
             self._file = path.open("rb", buffering=0)
@@ -100,18 +102,25 @@ class TensorFile:
         item = ITEM_BYTES[entry.dtype]
         at = entry.start + first * item
         self._hash_until(at)
-        if (entry.dtype, out_N.dtype.itemsize) in (("F32", 4), ("F64", 8)) and sys.byteorder == "little":
-            self._fill(at, out_N.data.cast("B"))
-            return
-        data = bytearray(len(out_N) * item)
-        self._fill(at, memoryview(data))
-        out_N[:] = _decoded(data, entry.dtype)
+        raw = self._decode_into(entry, at, out_N)
+        if self._expected is not None and at == self._hashed:
+            self._digest.update(raw)
+            self._hashed += len(out_N) * item
+
+    def read_again_into(self, entry: Entry, first: int, out_N: Floats) -> None:
+        """Do what :meth:`read_into` does without hashing, from any thread."""
+        self._decode_into(entry, entry.start + first * ITEM_BYTES[entry.dtype], out_N)
 
     def will_need(self, entry: Entry, first: int, count: int) -> None:
-        """Tell the kernel what is read next, so that it reads while others compute."""
+        """Tell the kernel that ``count`` elements from ``first`` on are read next, so that it reads while others compute.
+
+        They may go on beyond the tensor, and what it was told before is not said again.
+        """
         item = ITEM_BYTES[entry.dtype]
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file.fileno(), entry.start + first * item, count * item, os.POSIX_FADV_WILLNEED)
+        start = max(self._told, entry.start + first * item)
+        self._told = max(start, min(self._size, entry.start + (first + count) * item))
+        if self._told > start and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), start, self._told - start, os.POSIX_FADV_WILLNEED)
 
     def finish(self) -> None:
         """Hash what was not read and compare; raises :class:`TrajectoryError` when the file differs from its manifest."""
@@ -126,21 +135,32 @@ class TensorFile:
             self._bytes(self._hashed, min(_GAP_BYTES, position - self._hashed))
 
     def _bytes(self, at: int, count: int) -> bytearray:
+        """Read a part that is no tensor's; hashed when it is the next."""
         data = bytearray(count)
         self._fill(at, memoryview(data))
+        if self._expected is not None and at == self._hashed:
+            self._digest.update(data)
+            self._hashed += count
         return data
+
+    def _decode_into(self, entry: Entry, at: int, out_N: Floats) -> memoryview:
+        """Fill ``out_N`` from byte ``at`` on and return the bytes read; they may be ``out_N``'s own."""
+        if (entry.dtype, out_N.dtype.itemsize) in (("F32", 4), ("F64", 8)) and sys.byteorder == "little":
+            raw = memoryview(out_N).cast("B")
+            self._fill(at, raw)
+            return raw
+        raw = memoryview(np.empty(len(out_N) * ITEM_BYTES[entry.dtype], dtype=np.uint8))
+        self._fill(at, raw)
+        out_N[:] = _decoded(raw, entry.dtype)
+        return raw
 
     def _fill(self, at: int, view: memoryview) -> None:
         done, count = 0, len(view)
-        self._file.seek(at)
         while done < count:
-            got = self._file.readinto(view[done:])
+            got = os.preadv(self._file.fileno(), [view[done:]], at + done)
             if not got:
                 raise damaged(self.label, f"it ends at byte {at + done}, before its last tensor does")
             done += got
-        if self._expected is not None and at == self._hashed:
-            self._digest.update(view)
-            self._hashed += count
 
     def _read_header(self) -> dict[str, Entry]:
         if self._size < 8:
@@ -184,7 +204,7 @@ def _entry(name: str, facts: Any, base: int) -> Entry:
     return Entry(name, str(facts["dtype"]), shape, base + start, base + stop)
 
 
-def _decoded(data: bytearray, dtype: str) -> NDArray[Any]:
+def _decoded(data: memoryview, dtype: str) -> NDArray[Any]:
     match dtype:
         case "BF16":
             # bfloat16 is the upper half of a float32.

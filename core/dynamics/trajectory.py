@@ -149,17 +149,16 @@ class Trajectory:
         for folder in self._folders:
             folder.finish()
 
-    def path_of(self, chunk: Chunk) -> tuple[Floats, Floats]:
-        """Turn a chunk in place into ``initial_N``, which is y_0, and ``path_JN``, y_k - y_0 with jumps taken out, for k >= 1.
+    def path_of(self, chunk: Chunk, part: slice = slice(None)) -> tuple[Floats, Floats]:
+        """Return y_0 as ``initial_N`` and y_k - y_0 for k >= 1, jumps taken out, as ``path_JN``, of a part of a chunk.
 
-        Each is exact up to one rounding of its dtype. Raises :class:`TrajectoryError` at a number that is not finite.
+        Each is exact up to one rounding of its dtype; the chunk stays as it is. A number that is not finite makes the path
+        so too, or overflows it: :meth:`check_finite` finds which.
         """
-        values_PN = chunk.values_PN
-        self._check_finite(chunk)
+        values_PN = chunk.values_PN[:, part]
         initial_N = values_PN[0]
-        if not any(point.jump for point in self.points):
-            values_PN[1:] -= initial_N
-            return initial_N, values_PN[1:]
+        if self.points == self.path:
+            return initial_N, values_PN[1:] - initial_N
         taken_out_N, kept = np.zeros_like(initial_N), []
         for row, point in enumerate(self.points[1:], start=1):
             if point.jump:
@@ -183,8 +182,16 @@ class Trajectory:
         return np.float64 if wide else np.float32
 
     def read(self, tensor: Entry, row: int, first: int, out_N: Floats) -> None:
-        """Read a part of one point's tensor again, after or between chunks; not hashed."""
-        self._folders[row].read_into(tensor.name, first, out_N)
+        """Read a part of one point's tensor again, from any thread, while chunks are read; not hashed."""
+        self._folders[row].read_again_into(tensor.name, first, out_N)
+
+    def check_finite(self, chunk: Chunk) -> None:
+        """Raise :class:`TrajectoryError` naming the file of a number that is not finite."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums_P = chunk.values_PN.sum(axis=1)
+        for row in np.flatnonzero(~np.isfinite(sums_P)):
+            if not np.isfinite(chunk.values_PN[row]).all():
+                self._folders[row].refuse_not_finite(chunk.tensor.name)
 
     def _chunk(self, tensor: Entry, first: int, values_PN: Floats) -> Chunk:
         for row, folder in enumerate(self._folders):
@@ -198,13 +205,6 @@ class Trajectory:
     def _row_of(self, step: int) -> int:
         """The row of the weights with which training went on after ``step``."""
         return max(row for row, point in enumerate(self.points) if point.step == step)
-
-    def _check_finite(self, chunk: Chunk) -> None:
-        with np.errstate(over="ignore", invalid="ignore"):
-            sums_P = chunk.values_PN.sum(axis=1)
-        for row in np.flatnonzero(~np.isfinite(sums_P)):
-            if not np.isfinite(chunk.values_PN[row]).all():
-                self._folders[row].refuse_not_finite(chunk.tensor.name)
 
 
 class _Folder:
@@ -250,10 +250,11 @@ class _Folder:
     def read_into(self, name: str, first: int, out_N: Floats) -> None:
         self._files[self._place[name]].read_into(self.weights[name], first, out_N)
 
+    def read_again_into(self, name: str, first: int, out_N: Floats) -> None:
+        self._files[self._place[name]].read_again_into(self.weights[name], first, out_N)
+
     def will_need(self, name: str, first: int, count: int) -> None:
-        entry = self.weights[name]
-        if first < entry.elements:
-            self._files[self._place[name]].will_need(entry, first, min(count, entry.elements - first))
+        self._files[self._place[name]].will_need(self.weights[name], first, count)
 
     def refuse_not_finite(self, name: str) -> None:
         raise TrajectoryError("not_finite", f"{self.label(name)}: tensor {name} holds a number that is not finite")

@@ -185,7 +185,7 @@ def test_the_rank_of_a_matrix_that_is_too_large_to_hold_is_read_again(tmp_path, 
     points = write_trajectory(tmp_path, UNEVEN, weights)
     held = measure(points)["tensors"]
     monkeypatch.setattr("core.dynamics.collect._HELD_ELEMENTS", 0)
-    monkeypatch.setattr("core.dynamics.collect._PIECE_BYTES", 4 * 16 * 7)
+    monkeypatch.setattr("core.dynamics.collect._ROWS_BYTES", 4 * 16 * 7)
     again = measure(points)["tensors"]
     for one, other in zip(held, again, strict=True):
         assert (one["rank_1_share"] is None) == (len(one["shape"]) == 1)

@@ -22,6 +22,7 @@ def read_all(points, max_bytes=8 << 20):
     paths, starts = {}, {}
     with Trajectory.open(points) as trajectory:
         for chunk in trajectory.chunks(max_bytes):
+            trajectory.check_finite(chunk)
             initial_N, path_JN = trajectory.path_of(chunk)
             origin_1N = np.zeros((1, chunk.elements), dtype=path_JN.dtype)
             paths.setdefault(chunk.tensor.name, []).append(np.concatenate([origin_1N, path_JN]))

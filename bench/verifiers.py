@@ -2,15 +2,17 @@
 
     python bench/verifiers.py FOLDER [--json bench/results/verifiers.json] [--workers 2] [--hostile 1000]
 
-FOLDER is the items folder (``math500.jsonl`` and ``gsm8k_test.jsonl`` are read). It prints a table and writes JSON. Times are
+FOLDER is the items folder (MATH-500, GSM8K, HumanEval and MBPP are read). It prints a table and writes JSON. Times are
 of this machine as it is; it asserts nothing.
 """
 
 import argparse
+import datetime
 import json
 import os
 import platform
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
@@ -23,12 +25,14 @@ import psutil
 
 from core.tasks.items import Item
 from core.tasks.pool import Job, VerifierPool
-from core.tasks.sources import load_suite_items
-from core.tasks.verifiers import Verdict
+from core.tasks.sources import load_suite_items, read_items
+from core.tasks.verifiers import version_of
 
-_TIME_LIMIT_S = 1.0
-_MEMORY_MB = 1024
 _DIRECT = 120  # items graded by math-verify itself; it is slow
+_FORM_NAMES = (
+    "tower", "factorial", "brackets", "roots", "sum of 10^n terms", "binomial", "braces", "long base", "injection", "program",
+)  # fmt: skip
+_FORMS = len(_FORM_NAMES)
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,8 @@ def boxed(item: Item) -> Job:
 
 
 def respelled(item: Item) -> Job:
-    """The reference in another spelling, so that no comparison of texts decides."""
-    gold = item.gold.replace("\\frac", "\\dfrac").replace("{", "{ ").replace("+", " + ")
-    return Job(item, f"So the answer is $\\boxed{{1 \\cdot ({gold})}}$.")
+    """The reference as twice its half, so that no comparison of texts decides; of tuples and words that is another thing."""
+    return Job(item, f"So the answer is $\\boxed{{\\frac{{2 \\cdot ({item.gold})}}{{2}}}}$.")
 
 
 def direct(jobs: Sequence[Job], name: str) -> Row:
@@ -108,35 +111,88 @@ def hostile(count: int) -> Iterator[Job]:
     return (forms[n % len(forms)](n // len(forms)) for n in range(count))
 
 
+def neighbours(folder: Path) -> list[Job]:
+    """Ordinary answers: whole numbers, expressions that need the parser, wrong ones, right and wrong programs."""
+    sums, expressions = list(load_suite_items("gsm8k", folder))[:20], list(load_suite_items("math500", folder))[:20]
+    programs = list(load_suite_items("humaneval", folder))[:10]
+    groups = (
+        [boxed(item) for item in sums],
+        [respelled(item) for item in sums],
+        [respelled(item) for item in expressions],
+        [Job(item, f"\\boxed{{{item.gold} + \\sqrt{{2}}}}") for item in expressions],
+        [Job(item, str(item.meta["canonical_solution"])) for item in programs],
+        [Job(item, "    return None\n") for item in programs],
+    )
+    most = max(map(len, groups))
+    return [group[n % len(group)] for n in range(most) for group in groups]
+
+
 def hostile_section(workers: int, count: int, ordinary: Sequence[Job]) -> dict[str, Any]:
-    """Hostile answers with an ordinary one behind each: the verdicts of both kinds, the time, and the workers' memory."""
+    """Hostile answers with an ordinary one behind each, in a pool with the limits that runs have.
+
+    The ordinary ones are graded before in a pool of their own; harmed are those whose verdict or answer read is another one
+    between the hostile.
+    """
+    with VerifierPool(workers=workers) as pool:
+        alone = pool.grade(ordinary)
     jobs = [
         job
         for pair in zip(hostile(count), (ordinary[n % len(ordinary)] for n in range(count)), strict=False)
         for job in pair
     ]
-    peak_mb = 0.0
-    verdicts: list[Verdict] = []
-    with VerifierPool(workers=workers, time_limit_s=_TIME_LIMIT_S, memory_mb=_MEMORY_MB) as pool:
+    with VerifierPool(workers=workers) as pool, TreeMemory() as memory:
         started = time.perf_counter()
-        for start in range(0, len(jobs), 40):
-            verdicts += pool.grade(jobs[start : start + 40])
-            peak_mb = max(peak_mb, sum(_resident_mb(pid) for pid in pool.pids()))
+        verdicts = pool.grade(jobs)
         seconds = time.perf_counter() - started
     bad, good = verdicts[0::2], verdicts[1::2]
+    expected = [alone[n % len(alone)] for n in range(count)]
+    harmed = [
+        f"{job.item.id}: {now.verdict} ({now.reason}) instead of {before.verdict}"
+        for job, now, before in zip(jobs[1::2], good, expected, strict=True)
+        if (now.verdict, now.extracted) != (before.verdict, before.extracted)
+    ]
+    by_form = [Counter(verdict.verdict.value for verdict in bad[n::_FORMS]) for n in range(_FORMS)]
     return {
         "hostile": dict(Counter(verdict.verdict.value for verdict in bad)),
+        "hostile_by_form": {name: dict(found) for name, found in zip(_FORM_NAMES, by_form, strict=True)},
+        "hostile_right": sum(verdict.score == 1 for verdict in bad),
+        "hostile_slowest_s": round(max(verdict.ms for verdict in bad) / 1000, 1),
         "ordinary": dict(Counter(verdict.verdict.value for verdict in good)),
+        "ordinary_slowest_s": round(max(verdict.ms for verdict in good) / 1000, 1),
+        "ordinary_harmed": harmed,
         "seconds": round(seconds, 1),
         "hostile_per_second": round(len(bad) / seconds, 2),
-        "resident_mb_between_batches": round(peak_mb),
+        "peak_tree_mb": memory.peak_mb,
         "children_left": len(psutil.Process().children(recursive=True)),
     }
 
 
-def _resident_mb(pid: int) -> float:
+class TreeMemory:
+    """The peak of what this process and all below it hold, looked at ten times a second: shared pages counted once (PSS)."""
+
+    def __init__(self) -> None:
+        self.peak_mb = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "TreeMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        own = psutil.Process()
+        while not self._over.wait(0.1):
+            held = sum(_proportional_mb(process) for process in [own, *own.children(recursive=True)])
+            self.peak_mb = max(self.peak_mb, round(held))
+
+
+def _proportional_mb(process: psutil.Process) -> float:
     try:
-        return float(psutil.Process(pid).memory_info().rss) / 2**20
+        return float(process.memory_full_info().pss) / 2**20
     except psutil.Error:
         return 0.0
 
@@ -155,6 +211,32 @@ def speed_section(folder: Path, workers: int) -> list[Row]:
     return rows
 
 
+def code_section(folder: Path, workers: int) -> list[Row]:
+    """The reference programs of two sets, each in the sandbox with its tests."""
+    rows: list[Row] = []
+    with VerifierPool(workers=workers) as pool:
+        for name in ("humaneval", "mbpp"):
+            items = read_items(folder / f"{name}.jsonl", name=name)
+            jobs = [Job(item, _solution(item)) for item in items]
+            rows.append(pooled(pool, jobs, f"pool of {workers}: {name}, reference programs", None))
+    return rows
+
+
+def _solution(item: Item) -> str:
+    return str(item.meta.get("canonical_solution") or f"```python\n{item.meta['code']}\n```")
+
+
+def environment() -> dict[str, Any]:
+    """Machine, versions and date."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "versions": {name: version_of(name) for name in ("math", "code")},
+    }
+
+
 def main() -> int:
     """Run the sections; one that fails does not lose the others."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -164,31 +246,40 @@ def main() -> int:
     parser.add_argument("--hostile", type=int, default=1000)
     given = parser.parse_args()
     started = time.perf_counter()
+    report = environment()
     failed = False
-    report: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    try:
-        rows = speed_section(given.folder, given.workers)
-        report["speed"] = [asdict(row) | {"per_second": round(row.rate, 1)} for row in rows]
-        print(f"{'what':58} {'answers':>8} {'per s':>9} {'ratio':>7}  verdicts")
-        for row in rows:
-            ratio = f"{row.ratio:7.1f}" if row.ratio else "      -"
-            print(f"{row.name:58} {row.answers:8} {row.rate:9.0f} {ratio}  {row.verdicts}")
-    except Exception:  # noqa: BLE001
-        failed = True
-        traceback.print_exc()
-    try:
-        ordinary = [respelled(item) for item in list(load_suite_items("gsm8k", given.folder))[:50]]
-        report["hostile"] = hostile_section(given.workers, given.hostile, ordinary)
-        for name, value in report["hostile"].items():
-            print(f"{name:30} {value}")
-    except Exception:  # noqa: BLE001
-        failed = True
-        traceback.print_exc()
+    sections: dict[str, Callable[[], Any]] = {
+        "speed": lambda: table(speed_section(given.folder, given.workers)),
+        "programs": lambda: table(code_section(given.folder, given.workers)),
+        "hostile": lambda: shown(hostile_section(given.workers, given.hostile, neighbours(given.folder))),
+    }
+    for name, section in sections.items():
+        try:
+            report[name] = section()
+        except Exception:  # noqa: BLE001
+            failed = True
+            traceback.print_exc()
     report["total_s"] = round(time.perf_counter() - started, 1)
     print(f"total {report['total_s']} s")
     if given.json:
         given.json.write_text(json.dumps(report, indent=1) + "\n")
     return int(failed)
+
+
+def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Print rows and give them as documents."""
+    print(f"{'what':58} {'answers':>8} {'per s':>9} {'ratio':>7}  verdicts")
+    for row in rows:
+        ratio = f"{row.ratio:7.1f}" if row.ratio else "      -"
+        print(f"{row.name:58} {row.answers:8} {row.rate:9.0f} {ratio}  {row.verdicts}", flush=True)
+    return [asdict(row) | {"per_second": round(row.rate, 1)} for row in rows]
+
+
+def shown(found: dict[str, Any]) -> dict[str, Any]:
+    """Print figures by name."""
+    for name, value in found.items():
+        print(f"{name:30} {value}")
+    return found
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from core.tasks.items import Item
-from core.tasks.verifiers import time_limit, version_of
+from core.tasks.verifiers import cpu_limit, time_limit, version_of
 from core.tasks.verifiers.verdict import Outcome, Verdict
 from core.tasks.verifiers.whole_numbers import judged
 
@@ -147,12 +147,13 @@ class _Slot:
         """Return the verdict and whether the worker is no longer to be trusted."""
         version = nursery.versions[verifier]
         limit = time_limit(verifier, self._time_limit_s)
+        cpu_s = cpu_limit(verifier, limit)
         request = {
             "verifier": verifier,
             "item": job.item.as_dict(),
             "text": job.text,
             "memory_mb": self._memory_mb,
-            "cpu_s": limit + 1,  # a second line of defence, for when this parent is stopped or gone
+            "cpu_s": cpu_s,  # it holds also when this parent is stopped or gone
         }
         started = time.monotonic()
 
@@ -168,16 +169,16 @@ class _Slot:
             return failed(Outcome.TIMEOUT, f"grading took longer than {limit:g} s")
         except EOFError:
             self._worker = None
-            return failed(*self._death(nursery.reap(worker)))
+            return failed(*self._death(nursery.reap(worker), cpu_s))
         except (OSError, ValueError, KeyError, TypeError) as problem:
             return failed(Outcome.INFRA_ERROR, f"the grading process gave no usable reply: {problem}")
         return verdict, bool(reply["out_of_memory"])
 
-    def _death(self, returncode: int | None) -> tuple[Outcome, str]:
+    def _death(self, returncode: int | None, cpu_s: float) -> tuple[Outcome, str]:
         """What the end of a worker means: the signal that ended it, or that it left without a reply."""
         match -returncode if returncode is not None else signal.SIGKILL:
-            case signal.SIGXCPU:
-                return Outcome.TIMEOUT, "grading used more CPU time than allowed"
+            case signal.SIGPROF:
+                return Outcome.TIMEOUT, f"grading used more than {cpu_s:g} s of CPU time"
             case signal.SIGKILL | signal.SIGTERM:
                 return Outcome.INFRA_ERROR, "the grading process was killed from outside"
             case number:

@@ -100,6 +100,7 @@ def _grade(request: dict[str, Any]) -> dict[str, Any]:
         verdict, reason, extracted = Outcome.ERROR, "the answer is nested too deeply to grade", None
     except Exception as problem:  # noqa: BLE001 - any failure on model text is a verdict with its reason
         verdict, reason, extracted = Outcome.ERROR, f"{type(problem).__name__}: {problem}"[:300], None
+    signal.setitimer(signal.ITIMER_PROF, 0)  # reading the next answer is not this one's time
     return {
         "verdict": verdict.value,
         "reason": reason,
@@ -111,11 +112,13 @@ def _grade(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _limit(memory_mb: int, cpu_s: float) -> None:
+    """Bound what one answer may take; at the end of its CPU time the kernel ends this process with SIGPROF.
+
+    The timer is used because it counts fractions of a second and starts anew, which ``RLIMIT_CPU`` does not.
+    """
     _soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (memory_mb * _MIB, hard))
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime + cpu_s) + 1, hard))
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 if __name__ == "__main__":

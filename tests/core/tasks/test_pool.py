@@ -110,6 +110,13 @@ def test_long_text_passes_through(pool):
     assert verdicts(pool, [Job(sum_of("5"), "thinking " * 100_000 + r"\boxed{5.0}")]) == [Outcome.CORRECT]
 
 
+def test_an_answer_that_computes_without_end_is_ended_by_its_cpu_time_long_before_the_clock():
+    with VerifierPool(workers=1, time_limit_s=3600) as patient:
+        endless, after = patient.grade([TOWER, GOOD])
+    assert (endless.verdict, endless.reason) == (Outcome.TIMEOUT, "grading used more than 4 s of CPU time")
+    assert after.verdict == Outcome.CORRECT
+
+
 def test_memory_beyond_the_limit_is_an_error_with_the_limit_named():
     with VerifierPool(workers=1, time_limit_s=20, memory_mb=64) as small:
         hungry, after = small.grade([Job(sum_of("5"), "</think>" + "x" * 40_000_000), GOOD])

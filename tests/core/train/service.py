@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from core.jobs import Outcome, RunContext
@@ -56,6 +58,19 @@ class ScriptedControl:
         return self.script(self.asked)
 
 
+@cache
+def _template() -> dict[str, bytes]:
+    """The files of a home with a migrated database and the tiny model in its model folder, made once a process."""
+    with TemporaryDirectory() as made:
+        home = Path(made)
+        folder = home / "models-folder" / TINY
+        folder.mkdir(parents=True)
+        make_llama().save_pretrained(folder)
+        make_tokenizer().save_pretrained(folder)
+        migrate(f"sqlite:///{home / 'driftline.db'}")
+        return {str(path.relative_to(home)): path.read_bytes() for path in home.rglob("*") if path.is_file()}
+
+
 class Service:
     """The store and settings of one test, and attempts at its runs."""
 
@@ -64,10 +79,11 @@ class Service:
         self.settings = Settings(
             home=home, database_url=f"sqlite:///{home / 'driftline.db'}", broker_url="", models_dir=models
         )
-        (models / TINY).mkdir(parents=True)
-        make_llama().save_pretrained(models / TINY)
-        make_tokenizer().save_pretrained(models / TINY)
-        migrate(self.settings.database_url)
+        models.mkdir(parents=True)
+        for name, content in _template().items():
+            path = home / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)
         self.db = Database(self.settings.database_url)
         self._posted = 0
 

@@ -17,13 +17,15 @@ from urllib.parse import quote
 import httpx
 
 from client.errors import ClientError, NotReachable, from_answer
-from client.place import service_url
+from client.place import home_behind, service_url
+from core.home import read_home_id
 
 Json = dict[str, Any]
 
 _READ_TRIES = 4
 _FIRST_PAUSE_S = 0.2
 _FOREIGN = "not_driftline"
+_OTHER_HOME = "another_home"
 _FILE_NAME = re.compile(r'filename="([A-Za-z0-9_][A-Za-z0-9._-]{0,200})"')
 _RUN_ID = re.compile("[0-9a-f]{1,12}")
 _BUSY = frozenset({502, 503, 504})
@@ -35,7 +37,8 @@ class DriftlineClient:
 
     ``url`` None means ``DRIFTLINE_URL``, else what :func:`client.place.service_url` finds; ``token`` None means
     ``DRIFTLINE_TOKEN``. ``timeout`` is seconds per request. Every method raises :class:`client.errors.ServiceError` for a
-    refusal and :class:`client.errors.NotReachable` when nobody answers.
+    refusal and :class:`client.errors.NotReachable` when nobody answers, or a service that is not the one of the home folder
+    whose ``server.json`` gave the address: such a file may outlive its service, and another home's may take the port.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class DriftlineClient:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         token = _sendable(token or os.environ.get("DRIFTLINE_TOKEN", ""))
+        self._home = None if url else home_behind()
         self.url = (url or service_url()).rstrip("/")
         self._tries = read_tries
         self._pause = threading.Event()
@@ -172,6 +176,8 @@ class DriftlineClient:
     @contextmanager
     def download(self, path: str, params: Mapping[str, str]) -> Iterator[tuple[str, Iterator[bytes]]]:
         """Yield the file's plain name and its bytes as they come; never the whole file is held in memory."""
+        if self._home is not None:
+            self._check_home()
         try:
             with self._http.stream("GET", path, params=dict(params)) as answer:
                 if answer.status_code >= 400:
@@ -239,7 +245,7 @@ class DriftlineClient:
             try:
                 return self._send("GET", path, retried=_BUSY if left else frozenset(), params=given)
             except NotReachable as error:
-                if not left or error.code == _FOREIGN:
+                if not left or error.code in {_FOREIGN, _OTHER_HOME}:
                     raise
             except _Busy:  # never on the last try
                 pass
@@ -259,6 +265,8 @@ class DriftlineClient:
         retried: frozenset[int] = frozenset(),
         **options: Any,
     ) -> Json:
+        if self._home is not None:
+            self._check_home()
         try:
             answer = self._http.request(method, path, **options)
         except httpx.ConnectError:
@@ -279,6 +287,22 @@ class DriftlineClient:
         if not isinstance(body, dict):
             raise self._absent("what answers there does not speak JSON, so it is no Driftline", code=_FOREIGN)
         return body
+
+    def _check_home(self) -> None:
+        """Ask once whose service this is, before anything is asked of it or sent to it."""
+        home, self._home = self._home, None
+        try:
+            answered = self._send("GET", "/healthz")
+        except ClientError:
+            self._home = home
+            raise
+        if home is not None and answered.get("home_id") != read_home_id(home):
+            self._home = home
+            raise NotReachable(
+                f"what answers at {self.url} is the service of another home than {home}",
+                hint="start this home's with `driftline up`; DRIFTLINE_URL names another service on purpose",
+                code=_OTHER_HOME,
+            )
 
     def _absent(self, why: str, *, code: str = "not_reachable") -> NotReachable:
         return NotReachable(

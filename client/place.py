@@ -68,6 +68,12 @@ def service_url(env: Mapping[str, str] = os.environ) -> str:
     return f"http://127.0.0.1:{_port(env)}"
 
 
+def home_behind(env: Mapping[str, str] = os.environ) -> Path | None:
+    """The home whose ``server.json`` :func:`service_url` goes by; None when something else gives the address."""
+    home = home_of(env)
+    return home if not env.get("DRIFTLINE_URL") and read_server(home) is not None else None
+
+
 def _port(env: Mapping[str, str]) -> str:
     port = env.get("DRIFTLINE_PORT") or DEFAULT_PORT
     if not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536):

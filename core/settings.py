@@ -33,17 +33,20 @@ class Settings:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] = os.environ) -> "Settings":
-        """Read ``DRIFTLINE_*`` variables; raises :class:`SettingsError` naming the first that cannot be used."""
-        home = Path(env.get("DRIFTLINE_HOME", ".driftline")).expanduser().resolve()
+        """Read ``DRIFTLINE_*`` variables; raises :class:`SettingsError` naming the first that cannot be used.
+
+        An empty variable is as good as none.
+        """
+        home = Path(env.get("DRIFTLINE_HOME") or ".driftline").expanduser().resolve()
         settings = cls(
             home=home,
-            database_url=env.get("DRIFTLINE_DATABASE_URL", f"sqlite:///{home / 'driftline.db'}"),
-            broker_url=env.get("DRIFTLINE_BROKER_URL", "redis://127.0.0.1:6390/0"),
-            gpu=env.get("DRIFTLINE_GPU", "cpu"),
+            database_url=env.get("DRIFTLINE_DATABASE_URL") or f"sqlite:///{home / 'driftline.db'}",
+            broker_url=env.get("DRIFTLINE_BROKER_URL") or "redis://127.0.0.1:6390/0",
+            gpu=env.get("DRIFTLINE_GPU") or "cpu",
             data_dir=_folder(env, "DRIFTLINE_DATA"),
             models_dir=_folder(env, "DRIFTLINE_MODELS"),
             rewards_dir=_folder(env, "DRIFTLINE_REWARDS"),
-            host=env.get("DRIFTLINE_HOST", "127.0.0.1"),
+            host=env.get("DRIFTLINE_HOST") or "127.0.0.1",
             port=int(_positive(env, "DRIFTLINE_PORT", 8421)),
             lease_ttl_s=_positive(env, "DRIFTLINE_LEASE_TTL_S", 120.0),
             heartbeat_s=_positive(env, "DRIFTLINE_HEARTBEAT_S", 30.0),

@@ -65,7 +65,7 @@ class Ended:
 
 def required() -> Isolation:
     """The level that the operator asks for; raises :class:`SandboxError` for a word that is none."""
-    word = os.environ.get(VARIABLE, Isolation.BUBBLEWRAP.value)
+    word = os.environ.get(VARIABLE) or Isolation.BUBBLEWRAP.value
     try:
         return Isolation(word)
     except ValueError:

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from client import place, service
+from client.api import DriftlineClient
+from client.errors import NotReachable
 from client.place import Server
 from client.processes import Process
 from core.home import home_id
@@ -43,3 +45,26 @@ def test_nobody_at_the_address_is_nothing_found(home, url):
     assert server is not None
     place.write_server(home, replace(server, url="http://127.0.0.1:1"))
     assert service.find(home) is None
+
+
+def test_a_client_of_a_home_talks_to_its_own_service_only(home, served, tmp_path, monkeypatch):
+    monkeypatch.delenv("DRIFTLINE_URL")
+    with DriftlineClient() as client:
+        assert client.runs()["data"] == []
+    served.app.state.service = replace(served.app.state.service, home_id=home_id(tmp_path / "another"))
+    with DriftlineClient() as client:
+        for _ in range(2):
+            with pytest.raises(NotReachable, match="another home") as refused:
+                client.submit({"kind": "train"})
+            assert refused.value.code == "another_home"
+        with pytest.raises(NotReachable, match="another home"), client.download("/runs/ab/rollouts/export", {}):
+            pass
+
+
+def test_a_service_that_is_named_may_be_any(home, served, url, tmp_path, monkeypatch):
+    served.app.state.service = replace(served.app.state.service, home_id=home_id(tmp_path / "another"))
+    with DriftlineClient() as client:
+        assert client.runs()["data"] == []
+    monkeypatch.delenv("DRIFTLINE_URL")
+    with DriftlineClient(url) as client:
+        assert client.runs()["data"] == []

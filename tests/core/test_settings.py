@@ -33,3 +33,10 @@ def test_a_value_that_cannot_be_used_is_named(name: str, value: str, words: str)
 def test_a_lease_must_outlast_two_heartbeats() -> None:
     with pytest.raises(SettingsError, match="outlast two heartbeats"):
         Settings.from_env({"DRIFTLINE_HEARTBEAT_S": "30", "DRIFTLINE_LEASE_TTL_S": "50"})
+
+
+def test_an_empty_variable_is_as_good_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("HOME", "DATABASE_URL", "BROKER_URL", "GPU", "DATA", "MODELS", "REWARDS", "HOST", "PORT", "SWEEP_S")
+    assert Settings.from_env({f"DRIFTLINE_{name}": "" for name in names}) == Settings.from_env({})
+    assert Settings.from_env({"DRIFTLINE_HOME": ""}).home == tmp_path / ".driftline"

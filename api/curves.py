@@ -11,6 +11,7 @@ from api.auth import Reader
 from api.deps import Parts, RunId, Step, known_query_only
 from api.errors import InvalidRequest, documented
 from api.schemas.curves import Curves
+from api.services import attempts
 from api.services import curves as service
 from core.store import metrics, runs
 
@@ -49,6 +50,8 @@ def get_curves(
     chosen = int(attempt) if attempt != "current" else metrics.CURRENT
     with parts.db.read() as session:
         run = runs.get(session, run_id)
+        if isinstance(chosen, int):
+            attempts.require(session, run.id, chosen)
         found = metrics.curves(
             session,
             run.id,

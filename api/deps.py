@@ -70,7 +70,12 @@ RawBody = Annotated[bytes, Depends(raw_body)]
 
 
 async def known_query_only(request: Request) -> None:
-    """Refuse query parameters that the endpoint does not declare, repeated ones, and NUL in any of them."""
+    """Refuse query parameters that the endpoint does not declare, repeated ones, and NUL in any of them.
+
+    An idempotency key given twice is refused here too: whichever of the two counted, the client may mean the other.
+    """
+    if len(request.headers.getlist("Idempotency-Key")) > 1:
+        raise InvalidRequest("the header Idempotency-Key is given twice", param="Idempotency-Key", hint="give it once")
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
     allowed = _declared(route)

@@ -11,6 +11,7 @@ from api.deps import Parts, RunId, known_query_only
 from api.errors import documented
 from api.schemas.common import Listing
 from api.schemas.records import LogEntry
+from api.services import attempts
 from api.services import logs as service
 from core.store import runs
 
@@ -40,6 +41,8 @@ def get_logs(
     """The last lines of the runners' logs, or what followed a cursor. ``next`` is never null: poll with it."""
     with parts.db.read() as session:
         run = runs.get(session, run_id)
+        if attempt is not None:
+            attempts.require(session, run.id, attempt)
     files = _files(parts.settings.run_dir(run.id) / "logs", attempt)
     wanted = service.Wanted(level=level, search=search)
     page = service.follow(files, wanted, tail, after) if after is not None else service.tail(files, wanted, tail)

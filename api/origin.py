@@ -5,6 +5,7 @@ every browser names the page in ``Origin`` or ``Sec-Fetch-Site`` when it writes,
 ``application/json`` to another origin without a preflight, which is never granted. Pure ASGI; it knows no routes.
 """
 
+import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -17,6 +18,7 @@ from api.errors import ApiError, Forbidden, UnsupportedMediaType
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - names to compare with, nothing is bound here
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_NO_HOST = re.compile(r"[@/\\?#\s]")
 _POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
@@ -60,7 +62,12 @@ class SameOriginOnly:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, in lower case, without port and brackets; empty when it is malformed."""
+    """The name in a Host header, in lower case, without port and brackets; empty when it is malformed.
+
+    A Host header is a name and perhaps a port: user names, paths and white space, which only a URL may have, are malformed.
+    """
+    if _NO_HOST.search(host):
+        return ""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

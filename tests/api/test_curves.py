@@ -86,3 +86,13 @@ def test_one_attempts_points_can_be_asked_for(client: TestClient, finished: Fini
     body = client.get(f"/runs/{finished.id}/curves?keys=reward&attempt=1").json()
     assert body["attempt"] == 1
     assert body["curves"]["reward"]["total"] == 8
+
+
+@pytest.mark.parametrize("path", ["curves", "logs"])
+def test_an_attempt_that_the_run_never_had_is_not_found(client: TestClient, finished: FinishedRun, path: str) -> None:
+    assert client.get(f"/runs/{finished.id}/{path}?attempt=1").status_code == 200
+    answer = client.get(f"/runs/{finished.id}/{path}?attempt=99")
+    assert answer.status_code == 404
+    error = answer.json()["error"]
+    assert (error["param"], error["hint"]) == ("attempt", "it has 1")
+    assert "has no attempt 99" in error["message"]

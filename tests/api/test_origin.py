@@ -10,7 +10,19 @@ from tests.api.conftest import BASE_URL, LOCAL, recipe
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8421", "127.0.0.1.evil.example", "localhost.evil", "", "[::"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8421",
+        "127.0.0.1.evil.example",
+        "localhost.evil",
+        "",
+        "[::",
+        "evil@127.0.0.1",
+        "a:b@localhost:8421",
+        "127.0.0.1/x",
+        "localhost#x",
+    ],
 )
 def test_foreign_host_is_refused(client: TestClient, host: str) -> None:
     answer = client.get("/runs", headers={"Host": host})

@@ -185,6 +185,14 @@ def test_unusable_key_is_refused(client: TestClient, key: str) -> None:
     assert answer.json()["error"]["param"] == "Idempotency-Key"
 
 
+def test_two_keys_are_refused_rather_than_one_chosen(client: TestClient) -> None:
+    headers = [("Idempotency-Key", "one"), ("Idempotency-Key", "two")]
+    answer = client.post("/runs", json=recipe(), headers=headers)
+    assert answer.status_code == 422
+    assert (answer.json()["error"]["param"], answer.json()["error"]["hint"]) == ("Idempotency-Key", "give it once")
+    assert client.get("/runs").json()["data"] == []
+
+
 # ---- reading
 
 

@@ -26,7 +26,8 @@ from core.streams import stream_seed
 
 _WITNESSES = 4096
 _CHUNK_BYTES = 6 << 20
-_PIECE_ELEMENTS = 8192  # what is worked on at a time: it and its increments stay in a processor's cache
+_PIECE_ELEMENTS = 16384  # what is worked on at a time: it and its increments stay in a processor's cache
+_DOT_ELEMENTS = 8192  # at a time: longer dot products, too, are divided among threads by BLAS
 _ROWS_BYTES = 256 << 10  # of a matrix, multiplied at a time: so little that BLAS starts no threads beside ours
 _HELD_ELEMENTS = 2 << 20  # the change of a larger matrix would not fit the memory bound
 _WORKERS = max(1, min(2, os.cpu_count() or 1))
@@ -214,11 +215,11 @@ class _Pass:
         stop = start + chunk.elements
         witnesses = self._drawn(start, stop, _WITNESSES, "witnesses") - start
         sampled = None if self.sample is None else self._drawn(start, stop, self.sample, "sample") - start
+        if sampled is not None:
+            self.trajectory.check_finite(chunk)  # what the sample leaves out is in no sum
         for at in range(0, chunk.elements, _PIECE_ELEMENTS):
             end = min(at + _PIECE_ELEMENTS, chunk.elements)
             initial_N, path_JN = self.trajectory.path_of(chunk, slice(at, end))
-            if not np.isfinite(path_JN).all():
-                self.trajectory.check_finite(chunk)
             if change.held_N is not None:
                 change.held_N[chunk.first + at : chunk.first + end] = path_JN[-1]
             drawn = _within(witnesses, at, end)
@@ -226,13 +227,16 @@ class _Pass:
             if sampled is not None:
                 columns = _within(sampled, at, end)
                 initial_N, path_JN = initial_N[columns], path_JN[:, columns]
+            _add_gram(sums.gram_KK, path_JN)
+            if not np.isfinite(sums.gram_KK.diagonal()).all():
+                # A number that is not finite makes its square so too; so does one that is merely large.
+                self.trajectory.check_finite(chunk)
             self._add(initial_N, path_JN, sums)
         return sums
 
     def _add(self, initial_N: Floats, path_JN: Floats, sums: Sums) -> None:
         fits = fit_paths(path_JN, self.trajectory.steps)
         sums.overall.add(fits.r2_N, fits.changed_N)
-        _add_gram(sums.gram_KK, path_JN)
         sums.net_changed += int(np.count_nonzero(fits.net_N != 0))
         sums.drifting += fits.drifting(self.critical_t)
         sums.relative.add(initial_N, fits)
@@ -251,15 +255,18 @@ def _within(positions_S: NDArray[np.int64], at: int, end: int) -> NDArray[np.int
 def _add_gram(gram_KK: Array, path_JN: Floats) -> None:
     """Add the inner products of the paths.
 
-    Dot by dot: matrix products of so few rows are slow in BLAS and, like those with a vector, begin threads of their own, which
-    are slower still beside ours. A dot of at most 10,000 elements does not.
+    Dot by dot: matrix products of so few rows are slow in BLAS and, like those with a vector, are divided among threads of its
+    own, which is slower still beside ours and rounds differently.
     """
     count = len(path_JN)
     upper_JJ = np.zeros((count, count), dtype=path_JN.dtype)
-    for row in range(count):
-        np.vecdot(path_JN[row:], path_JN[row], out=upper_JJ[row, row:])
-    gram_KK[1:, 1:] += upper_JJ
-    gram_KK[1:, 1:] += np.triu(upper_JJ, 1).T
+    for at in range(0, path_JN.shape[1], _DOT_ELEMENTS):
+        part_JN = path_JN[:, at : at + _DOT_ELEMENTS]
+        for row in range(count):
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.vecdot(part_JN[row:], part_JN[row], out=upper_JJ[row, row:])
+        gram_KK[1:, 1:] += upper_JJ
+        gram_KK[1:, 1:] += np.triu(upper_JJ, 1).T
 
 
 def _document(tensor: Entry, place: Place, r2: R2Histogram) -> dict[str, Any]:

@@ -25,6 +25,7 @@ _BUDGET = 60_000_000  # element-updates of a driven walk; beyond it fewer walks 
 _CELLS = 1 << 20  # numbers of all walks together: 8 MiB
 _BAND_REPLICATES = 400
 _BAND_WALKS = 2_000
+_BAND_COLUMNS = 200  # walks multiplied at a time: so few that BLAS does not divide the work among threads
 _SIMULATED_DIRECTIONS = 64
 MOST_DIRECTIONS = 1024
 _SATURATED = 0.995
@@ -187,10 +188,12 @@ def chance_band(
     simulated = min(count, _SIMULATED_DIRECTIONS)
     # How weights mix the directions may be the same in every imagined run; how the directions walk is what differs.
     mixture_RN = rng.standard_normal((simulated, _BAND_WALKS)) / np.sqrt(simulated)
+    mixture_PRC = np.stack(np.split(mixture_RN, _BAND_WALKS // _BAND_COLUMNS, axis=1))
     shares = np.empty(_BAND_REPLICATES)
     for replicate in range(_BAND_REPLICATES):
         basis_KR = walks_KN[:, rng.integers(walks_KN.shape[1], size=simulated)]
-        fits = fit_lines(view(basis_KR @ mixture_RN), steps)
+        mixed_KN = np.concatenate(list(basis_KR @ mixture_PRC), axis=1)
+        fits = fit_lines(view(mixed_KN), steps)
         shares[replicate] = np.count_nonzero(fits.r2_N > threshold) / max(1, int(fits.changed_N.sum()))
     shares = shares.mean() + (shares - shares.mean()) * np.sqrt(simulated / count)
     low, high = np.quantile(shares, [0.05, 0.95])

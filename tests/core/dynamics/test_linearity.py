@@ -9,6 +9,7 @@ from scipy import stats
 
 from core.dynamics import nulls
 from core.dynamics.linearity import weight_linearity
+from core.dynamics.tensor_file import TrajectoryError
 from core.dynamics.trajectory import Trajectory
 from tests.core.dynamics.folders import SHAPES, walk, write_trajectory
 
@@ -190,6 +191,53 @@ def test_the_rank_of_a_matrix_that_is_too_large_to_hold_is_read_again(tmp_path, 
     for one, other in zip(held, again, strict=True):
         assert (one["rank_1_share"] is None) == (len(one["shape"]) == 1)
         assert other["rank_1_share"] == pytest.approx(one["rank_1_share"], abs=1e-3)
+
+
+def test_reading_a_change_again_leaves_the_pass_alone(tmp_path, monkeypatch):
+    """The rank of one tensor is taken from the files while the next tensors are read from them."""
+    shapes = {f"{name}.weight": (300, 400) for name in "abcdefgh"}
+    points = write_trajectory(tmp_path, UNEVEN, walk(UNEVEN, drift=1e-4, noise=1e-3, shapes=shapes))
+    monkeypatch.setattr("core.dynamics.collect._CHUNK_BYTES", 1 << 16)
+    held = measure(points)
+    monkeypatch.setattr("core.dynamics.collect._HELD_ELEMENTS", 0)
+    again = measure(points)
+    for result in (held, again):
+        for tensor in result["tensors"]:
+            tensor["rank_1_share"] = None
+    assert again == held
+
+
+def test_pieces_of_any_size_give_the_same_counts(tmp_path, monkeypatch):
+    points = write_trajectory(tmp_path, STEPS, walk(STEPS, drift=1e-5, noise=1e-5, shapes=LARGE))
+    whole = measure(points)
+    monkeypatch.setattr("core.dynamics.collect._PIECE_ELEMENTS", 37)
+    monkeypatch.setattr("core.dynamics.collect._CHUNK_BYTES", 1 << 14)
+    parts = measure(points)
+    for key in ("histogram", "examples"):
+        assert parts[key] == whole[key]
+    assert parts["r2"]["mean"] == pytest.approx(whole["r2"]["mean"], rel=1e-12)
+    counts = [[one["weights"] for one in result["relative_change"]["bins"]] for result in (whole, parts)]
+    assert counts[0] == counts[1]
+    grams = [np.array(result["run_level"]["increments_gram"]) for result in (whole, parts)]
+    # Differences of path products that reach 0.12, summed in float32 in other pieces.
+    np.testing.assert_allclose(grams[1], grams[0], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("row", [0, 3, 5])
+@pytest.mark.parametrize("sample", [None, 100])
+def test_a_number_that_is_not_finite_is_refused_by_the_name_of_its_file(tmp_path, value, row, sample):
+    weights = walk(UNEVEN, drift=1e-4, noise=1e-3)
+    weights[row]["model.norm.weight"][7] = value
+    points = write_trajectory(tmp_path, UNEVEN, weights)
+    with pytest.raises(TrajectoryError, match=f"step-{UNEVEN[row]}/model.safetensors: tensor model.norm.weight"):
+        measure(points, sample=sample)
+
+
+def test_large_finite_numbers_are_not_refused(tmp_path):
+    """Squares of these leave float32; the numbers themselves are fine."""
+    weights = [{"a.weight": np.full((4, 5), 1e30) * (1 + k)} for k in range(4)]
+    assert measure(write_trajectory(tmp_path, [0, 1, 2, 3], weights))["r2"]["mean"] == pytest.approx(1)
 
 
 def test_stacked_experts_have_the_mean_share_of_their_matrices(tmp_path):

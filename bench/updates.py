@@ -18,11 +18,11 @@ from core.planning.checkpointing import activation_bytes, fewest_checkpointed_la
 from core.recipes import TrainRecipe, parse_recipe
 from core.recipes.catalogue import MODELS
 from core.rl import offload, packing
+from core.rl.lean import make_lean
 from core.rl.objective import Objective
 from core.rl.offload import OffloadedAdamW
 from core.rl.optim import MasterOptimizer, StepResult
 from core.rl.packing import plan_micro_batches
-from core.train.lean import make_lean
 from core.train.policy import load_policy
 from core.train.recompute import checkpoint_layers
 from core.train.reference import reference_logp

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from core.rl.chunked import backward_hidden, chunked_backward
 from core.rl.embedding import scattered_embedding
+from core.rl.lean import make_lean
 from core.rl.objective import Objective, TokenTerms
-from core.train.lean import make_lean
 from core.train.recompute import checkpoint_layers
 
 QWEN_1_5B = {

@@ -1,9 +1,10 @@
 """What one checkpoint makes of the probes: log-probs, logits and hidden states of their tokens, by teacher forcing.
 
-Sequences go through the body in right-padded batches under a budget of tokens, and the head is applied to chunks of tokens
-(:mod:`core.rl.chunked`), so no [T, V] tensor exists. Log-probs are at temperature 1.
+Sequences go through the body in right-padded batches under a budget of tokens, and the head is applied to chunks of tokens, so
+no [T, V] tensor exists. Nothing waits for the card before all batches are on their way. Log-probs are at temperature 1.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from core.dynamics.tensor_file import Array, TrajectoryError
 from core.dynamics.trajectory import Point
 from core.engines.lines import FolderWeights
 from core.engines.models import ModelError, body_and_head, load_model
-from core.rl.chunked import chunked_logprobs
+from core.rl import fused, head
 from core.rl.packing import plan_micro_batches
 
 BATCH_TOKENS = 16_384
@@ -78,13 +79,22 @@ def score_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-prob at temperature 1 and the logit of every measured token, [count] each, on the host in float32."""
     body, weight_VH, _ = body_and_head(model)
-    logp_T, logit_T = torch.empty(count), torch.empty(count)
+    found_2T = torch.empty(2, count, device=weight_VH.device)
     for batch in batches:
         hidden_TH = _hidden(body, batch)
-        columns_T = batch.columns_T.cpu()
-        logp_T[columns_T] = chunked_logprobs(hidden_TH, weight_VH, batch.targets_T, chunk=chunk)[0].float().cpu()
-        logit_T[columns_T] = _target_logits(hidden_TH, weight_VH, batch.targets_T, chunk).cpu()
+        chunks = zip(*(torch.split(part, chunk) for part in (hidden_TH, batch.targets_T, batch.columns_T)), strict=True)
+        for hidden_CH, targets_C, columns_C in chunks:
+            found_2T[:, columns_C] = _target_scores(hidden_CH, weight_VH, targets_C).float()
+    logp_T, logit_T = found_2T.cpu()
     return logp_T, logit_T
+
+
+@torch.no_grad()
+def run_body(model: PreTrainedModel, batches: Sequence[ProbeBatch]) -> None:
+    """Do of :func:`score_tokens` all but the head: the least that its time can be."""
+    body = body_and_head(model)[0]
+    for batch in batches:
+        _hidden(body, batch)
 
 
 def _hidden(body: Callable[..., Any], batch: ProbeBatch) -> Tensor:
@@ -93,13 +103,13 @@ def _hidden(body: Callable[..., Any], batch: ProbeBatch) -> Tensor:
     return hidden_BSH.flatten(0, 1).index_select(0, batch.places_T)
 
 
-def _target_logits(hidden_TH: Tensor, weight_VH: Tensor, targets_T: Tensor, chunk: int) -> Tensor:
-    """The targets' own logits: one dot product per token, in float32."""
-    parts = [
-        torch.linalg.vecdot(hidden_CH.float(), weight_VH[targets_C].float())
-        for hidden_CH, targets_C in zip(torch.split(hidden_TH, chunk), torch.split(targets_T, chunk), strict=True)
-    ]
-    return torch.cat(parts)
+def _target_scores(hidden_CH: Tensor, weight_VH: Tensor, targets_C: Tensor) -> Tensor:
+    """Log-probs and logits of the targets, [2, C], from the chunk's logits, which are summed in float32 and read once."""
+    logits_CV = head.logits(hidden_CH, weight_VH)
+    logit_C = logits_CV.gather(1, targets_C[:, None]).squeeze(1)
+    if fused.usable(hidden_CH):
+        return torch.stack((fused.statistics(logits_CV, targets_C, 1.0)[0], logit_C))
+    return torch.stack((logit_C - logits_CV.logsumexp(-1), logit_C))
 
 
 @contextmanager
@@ -119,6 +129,7 @@ def checkpoint_model(point: Point, dtype: torch.dtype, device: torch.device) -> 
     yield model
     del model
     if device.type == "cuda":
+        gc.collect()  # lean layers and their modules hold each other
         torch.cuda.empty_cache()
 
 

@@ -1,6 +1,6 @@
 """Activations of one micro-batch on a card, and the fewest checkpointed layers that a budget allows.
 
-The layers are those of ``core.train.lean``. Notation as in :mod:`core.planning.memory`; T tokens of the micro-batch. Per
+The layers are those of ``core.rl.lean``. Notation as in :mod:`core.planning.memory`; T tokens of the micro-batch. Per
 token a kept layer holds
 
 - w (4 H + 2 Q + 2 KV + 2 I) bytes: its input, both norms' outputs and the stream between; rotated queries and keys, values

@@ -25,12 +25,12 @@ from core.engines.models import (
 )
 from core.recipes import TrainRecipe
 from core.rl.eightbit import AdamW8bit
+from core.rl.lean import make_lean
 from core.rl.offload import OffloadedAdamW
 from core.rl.optim import SGD, AdamW, MasterOptimizer, changed_share
 from core.streams import stream_seed
 from core.train import checkpoints
 from core.train.adapters import Adapters
-from core.train.lean import make_lean
 from core.train.recompute import checkpoint_layers
 from core.train.reference import Reference, Resting, WithoutAdapters
 from core.train.update import Body, Head

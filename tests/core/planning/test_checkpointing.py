@@ -33,8 +33,8 @@ def test_the_prediction_is_within_ten_percent_of_the_recorded_activations(tokens
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_kept_layer_holds_what_autograd_holds(family):
     from core.planning.facts import _from_config
-    from core.train.lean import make_lean
-    from tests.core.train.test_lean import build
+    from core.rl.lean import make_lean
+    from tests.core.rl.test_lean import build
 
     model = build(family)
     make_lean(model.model)

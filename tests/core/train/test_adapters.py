@@ -257,8 +257,8 @@ def test_a_run_over_four_bit_weights_starts_where_they_are(service, pool):
 
 
 def test_lean_layers_with_adapters_are_the_librarys():
-    from core.train.lean import make_lean
-    from tests.core.train.test_lean import build, hidden_and_gradients
+    from core.rl.lean import make_lean
+    from tests.core.rl.test_lean import build, hidden_and_gradients
 
     def with_adapters(lean):
         model = build("qwen2")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.train.lean import make_lean
+from core.rl.lean import make_lean
 from core.train.recompute import checkpoint_layers
 from tests.core.train.tiny import tiny_llama
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from core.train.lean import make_lean
+from core.rl.lean import make_lean
 
 SHAPE = {
     "vocab_size": 61,

@@ -36,7 +36,7 @@ from core.tasks.verifiers.rational import Exact, exact, same_value
 from core.tasks.verifiers.verdict import Judgement, Outcome
 from core.tasks.verifiers.whole_numbers import verdict_on
 
-VERSION = f"math/2+{version('math-verify')}+{version('sympy')}"
+VERSION = f"math/3+{version('math-verify')}+{version('sympy')}"
 
 _MAX_ANSWER = 2000
 _MAX_ELEMENTS = 40

@@ -75,6 +75,7 @@ def _same_value(left: Any, right: Any) -> bool:
 
     if left == right:
         return True
+    left, right = _with_imaginary_unit(left, right)
     symbols = _ordered_symbols(left, right)
     if symbols is None:
         return False
@@ -89,6 +90,19 @@ def _same_value(left: Any, right: Any) -> bool:
             return False
         agreed += 1
     return agreed >= (3 if symbols else 1)
+
+
+def _with_imaginary_unit(left: Any, right: Any) -> tuple[Any, Any]:
+    """Where only one side has a symbol i it is no variable of the question but the imaginary unit; the grammar does not say."""
+    import sympy
+
+    found = [[symbol for symbol in side.free_symbols if symbol.name == "i"] for side in (left, right)]
+    if bool(found[0]) == bool(found[1]):
+        return left, right
+    left, right = (
+        side.subs(dict.fromkeys(symbols, sympy.I)) for side, symbols in zip((left, right), found, strict=True)
+    )
+    return left, right
 
 
 def _same_zero_set(left: Any, right: Any) -> bool:

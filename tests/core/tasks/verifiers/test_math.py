@@ -13,6 +13,9 @@ def judged(gold: str, text: str, **options) -> Outcome:
 
 
 EQUAL = [
+    ("-1", r"e^{i\pi}"),
+    ("1", r"e^{2 \pi i}"),
+    (r"\log_{10} 2", r"\log 2"),
     ("3/5", r"\frac{3}{5}"),
     (r"\frac{3}{4}", "0.75"),
     ("(2, \\frac{7}{2})", "(2, 3.5)"),
@@ -65,6 +68,9 @@ EQUAL = [
 ]  # fmt: skip
 
 DIFFERENT = [
+    ("-1", r"e^{i\pi/2}"),
+    ("x", "ix"),
+    (r"\log 2", r"\ln 2"),
     (r"\frac{1}{1999!}", r"\frac{1}{2001!}"),
     (r"\frac{1}{3^{80}}", r"\frac{1}{3^{79}}"),
     ("0.0000005", "0.0000006"),

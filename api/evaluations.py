@@ -75,12 +75,18 @@ def list_items(
         str | None,
         Query(pattern="^[0-9a-f]{12}$", description="evaluation to compare with; by default the run's base evaluation"),
     ] = None,
+    changed_by: Annotated[
+        str | None,
+        Query(pattern="^[0-9a-f]{12}$", description="a later grading: only records to which it gives another verdict"),
+    ] = None,
 ) -> dict[str, Any]:
     """The records of an evaluation in the suite's order, each compared with base."""
     with parts.db.read() as session:
         row = evaluations.get(session, evaluation_id)
         if against is not None:
             evaluations.get(session, against)
+        if changed_by is not None:
+            regrades.get(session, changed_by)
         page = evaluations.items_page(
             session,
             row.id,
@@ -89,6 +95,7 @@ def list_items(
             verdict=verdict,
             flip=flip,
             against=against or service.base_of(session, row),
+            changed_by=changed_by,
         )
         later = regrades.of_records(session, [entry.record.id for entry in page.items])
         return listing(page, lambda entry: service.item(entry, row, later.get(entry.record.id, [])))

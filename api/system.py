@@ -24,6 +24,7 @@ _PAGE_HEADERS = {"Content-Security-Policy": _PAGE_POLICY, "Cache-Control": "no-c
 _FILES = {
     "analysis.js": "text/javascript",
     "chart.js": "text/javascript",
+    "evaluations.js": "text/javascript",
     "page.js": "text/javascript",
     "page.css": "text/css",
 }

@@ -2,6 +2,7 @@
 
 import { appendAnalysis } from "/web/analysis.js";
 import { drawChart, formatNumber } from "/web/chart.js";
+import { drawChanges, drawEvaluations } from "/web/evaluations.js";
 
 const FINAL = new Set(["succeeded", "damage_stopped", "failed", "cancelled"]);
 const POLL_MS = 4000;
@@ -227,22 +228,18 @@ function emptyFigure(key) {
 
 // ---- runs that evaluate or analyse ------------------------------------------------------------------------------
 
-function evaluationRow(evaluation) {
-  const asked = evaluation.mode === "greedy" ? "greedy" : `${evaluation.samples} samples`;
-  const result = evaluation.accuracy === null ? evaluation.status : `${percent(evaluation.accuracy)} ${interval(evaluation.ci, percent)}`;
-  const row = node("tr");
-  row.append(cell(`${evaluation.suite}, ${asked}`, "wrap"), cell(result, "fold"), cell(String(evaluation.n_items ?? "")), cell(percent(evaluation.truncated_share)),
-    cell(evaluation.model_ref ?? "", "wrap"));
-  return withRoles(row);
+async function evaluations(mine, path, regraded) {
+  // A run that graded again shows the evaluation whose answers it graded.
+  const { body } = await get(regraded ? `/evals/${regraded}` : `${path}/evals?limit=200`);
+  if (mine === view) drawEvaluations(regraded ? [body] : body.data, (evaluation, regrade) => changes(evaluation, regrade, null));
 }
 
-async function evaluations(mine, path) {
-  const { body } = await get(`${path}/evals?limit=200`);
+async function changes(evaluation, regrade, cursor) {
+  const mine = view;
+  const after = cursor ? `&after=${encodeURIComponent(cursor)}` : "";
+  const { body } = await get(`/evals/${evaluation.id}/items?changed_by=${regrade.id}&limit=20${after}`);
   if (mine !== view) return;
-  byId("evaluations").hidden = false;
-  byId("evaluations-empty").hidden = body.data.length > 0;
-  byId("evaluations-table").hidden = body.data.length === 0;
-  byId("evaluations-table").tBodies[0].replaceChildren(...body.data.map(evaluationRow));
+  drawChanges(evaluation, regrade, body.data, { first: !cursor, more: body.has_more ? () => changes(evaluation, regrade, body.next) : null });
 }
 
 async function analyses(mine, path) {
@@ -268,7 +265,7 @@ async function showRun(mine, id) {
     looksTable(looks.body.data);
     curves(series.body);
   }
-  if (run.kind === "eval") await evaluations(mine, path);
+  if (run.kind === "eval") await evaluations(mine, path, run.recipe.regrade);
   if (run.kind === "analysis") await analyses(mine, path);
   return FINAL.has(run.state);
 }
@@ -294,9 +291,10 @@ function navigate() {
   const id = location.hash.match(/^#\/runs\/([0-9a-f]+)$/)?.[1];
   byId("runs").hidden = Boolean(id);
   byId("run").hidden = !id;
-  for (const part of ["damage", "looks", "curves", "items", "evaluations", "analyses", "run-error", "run-progress", "token-form"]) byId(part).hidden = true;
+  for (const part of ["damage", "looks", "curves", "items", "evaluations", "regrades", "changes", "analyses", "run-error", "run-progress", "token-form"]) byId(part).hidden = true;
   for (const part of ["runs-table", "looks-table"]) byId(part).tBodies[0].replaceChildren();
   byId("looks-table").tBodies[0].dataset.shown = "";
+  byId("evaluations-table").dataset.shown = "";
   for (const part of ["curves-grid", "analyses-list", "run-facts", "run-liveness"]) byId(part).replaceChildren();
   byId("run-title").textContent = id ? `Run ${id}` : "";
   if (!id) document.title = "Driftline";

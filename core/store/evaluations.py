@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, aliased
 from core.store.database import now
 from core.store.errors import BadFilter, NotFound
 from core.store.fencing import Fence, require
+from core.store.grading_models import LaterVerdict
 from core.store.models import Evaluation, ItemRecord
 from core.store.paging import Page, checked_limit, int_cursors, page_of
 
@@ -193,8 +194,12 @@ def items_page(
     verdict: str | None = None,
     flip: str | None = None,
     against: str | None = None,
+    changed_by: str | None = None,
 ) -> Page[Item]:
-    """Return records in the suite's order, each compared with the evaluation ``against`` (an id) when given."""
+    """Return records in the suite's order, each compared with the evaluation ``against`` (an id) when given.
+
+    ``changed_by`` keeps those whose verdict is another one in that later grading.
+    """
     if flip is not None and flip not in FLIPS:
         raise BadFilter(f"flip is {flip!r}; allowed are {', '.join(FLIPS)}")
     if flip is not None and against is None:
@@ -212,6 +217,9 @@ def items_page(
         query = query.where(ItemRecord.verdict == verdict)
     if flip is not None:
         query = query.where(flipped == flip)
+    if changed_by is not None:
+        same_record = and_(LaterVerdict.record_id == ItemRecord.id, LaterVerdict.regrade_id == changed_by)
+        query = query.join(LaterVerdict, same_record).where(LaterVerdict.verdict != ItemRecord.verdict)
     if after is not None:
         position, sample = int_cursors(after, 2)
         query = query.where(

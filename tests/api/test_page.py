@@ -15,11 +15,12 @@ from playwright.sync_api import Browser, Locator, Page, Response, ViewportSize, 
 from api.app import create_app
 from conftest import CHROMIUM_NAMES
 from core.settings import Settings
-from core.store import queue, runs, tokens
+from core.store import evaluations, queue, runs, tokens
 from core.store.bearer import token_hash
 from core.store.database import Database
 from core.store.states import RunState
 from tests.api.conftest import Builder, FinishedRun
+from tests.api.test_regrades import regraded
 from tests.serving import Served, serve
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -84,7 +85,7 @@ def url(served: Served, settings: Settings) -> str:
 
 @pytest.fixture
 def build(url: str, db: Database, settings: Settings) -> Iterator[Builder]:
-    with httpx.Client(base_url=url) as http:
+    with httpx.Client(base_url=url, timeout=60) as http:  # a busy machine takes its time over the first request
         yield Builder(http, db, settings)  # type: ignore[arg-type]
 
 
@@ -252,6 +253,26 @@ def evaluated(build: Builder) -> str:
     return run_id
 
 
+def measured(build: Builder) -> tuple[str, str]:
+    """A finished run of a sampled evaluation with everything that is measured, and one later grading."""
+    model = build.finished().id
+    recipe = {"kind": "eval", "model": f"run:{model}/last", "suites": ["holdout"], "device": {"kind": "cpu"}}
+    run_id: str = build.client.post("/runs", json=recipe).json()["id"]
+    fence = build.claimed(run_id)
+    made = build.evaluation(fence, 0, "eval", "1110", mode="sampled", samples=4)
+    passes = {
+        k: {"mean": mean, "standard_error": 0.1, "ci": None, "items": 4}
+        for k, mean in (("1", 0.75), ("2", 0.8), ("4", 0.9))
+    }
+    with build.db.write() as session:
+        row = evaluations.get(session, made)
+        row.truncated_share, row.no_answer_share, row.mean_tokens = 0.25, 0.125, 1234.4
+        row.measures = {"standard_error": 0.031, "clusters": 2, "pass_at_k": passes}
+    regraded(build, fence, made, "1100", "math/9")
+    build.finish(fence)
+    return run_id, made
+
+
 def analysed(build: Builder) -> str:
     target = build.finished().id
     recipe = {"kind": "analysis", "run": f"run:{target}", "compute": ["weight_linearity"]}
@@ -286,6 +307,29 @@ def test_an_evaluation_shows_its_suites(page: Page, url: str, build: Builder) ->
     page.goto(f"{url}/#/runs/{evaluated(build)}")
     expect(page.locator("#evaluations-table tbody tr")).to_have_text(re.compile(r"holdout, greedy.*75\.0\s%"))
     expect(page.locator("#damage")).to_be_hidden()
+
+
+def test_an_evaluation_shows_its_measures_and_what_later_gradings_changed(page: Page, url: str, build: Builder) -> None:
+    run_id, evaluation_id = measured(build)
+    page.goto(f"{url}/#/runs/{run_id}")
+    row = page.locator("#evaluations-table tbody tr")
+    cells = row.locator("td")
+    expect(cells.nth(0)).to_have_text("holdout, 4 samples")
+    expect(cells.nth(1)).to_have_text(
+        "avg@4 75.0\u00a0% [65.0\u00a0%, 85.0\u00a0%], SE 3.1\u00a0points over 2\u00a0clusters"
+    )
+    expect(cells.nth(2)).to_have_text("@2\u00a080.0\u00a0%, @4\u00a090.0\u00a0%")
+    expect(cells.nth(4)).to_have_text("25.0\u00a0%")
+    expect(cells.nth(5)).to_have_text("12.5\u00a0%")
+    expect(cells.nth(6)).to_have_text("1234")
+    expect(page.locator("#regrades-table tbody tr")).to_have_text(re.compile(r"75\.0.*by 1.*50\.0.*1 of 4.*math/9"))
+    expect(page.locator("#changes")).to_be_hidden()
+    page.get_by_role("button", name="judges otherwise").click()
+    expect(page.locator("#changes-title")).to_be_focused()
+    expect(page.locator("#changes-list li")).to_have_text(re.compile(r"item-2 was correct, .*; now wrong \(again\)"))
+    posted = build.client.post(f"/evals/{evaluation_id}/regrade").json()["id"]
+    page.goto(f"{url}/#/runs/{posted}")
+    expect(row).to_have_text(re.compile("holdout, 4 samples"))
 
 
 def test_an_analysis_shows_its_result(page: Page, url: str, build: Builder) -> None:
@@ -347,7 +391,14 @@ def test_a_service_with_tokens_asks_for_one(page: Page, url: str, build: Builder
 def test_nothing_runs_over_the_edge_and_everything_is_readable(
     browser: Browser, url: str, build: Builder, watch: Watch, size: ViewportSize, scheme: Literal["light", "dark"]
 ) -> None:
-    makers: list[Callable[[Builder], str]] = [failed, evaluated, analysed, lambda made: made.finished().id, queued]
+    makers: list[Callable[[Builder], str]] = [
+        failed,
+        evaluated,
+        lambda made: measured(made)[0],
+        analysed,
+        lambda made: made.finished().id,
+        queued,
+    ]
     views = [f"#/runs/{make(build)}" for make in makers] + ["#/"]
     context = browser.new_context(viewport=size, color_scheme=scheme)
     page = watch.over(context.new_page())

@@ -75,6 +75,19 @@ def test_later_verdicts_are_shown_beside_the_original_ones(client: TestClient, b
     assert client.get(f"/runs/{fence.run_id}/evals").json()["data"][0]["regrades"][0]["id"] == later
 
 
+def test_the_answers_that_a_later_grading_judges_otherwise_can_be_listed(client: TestClient, build: Builder) -> None:
+    fence = build.running()
+    made = build.evaluation(fence, 0, "base", "1110")
+    later = regraded(build, fence, made, "1101", "2")
+    same = regraded(build, fence, made, "1110", "3")
+    first = client.get(f"/evals/{made}/items?changed_by={later}&limit=1").json()
+    rest = client.get(f"/evals/{made}/items?changed_by={later}&limit=1&after={first['next']}").json()
+    assert [one["item_id"] for one in first["data"] + rest["data"]] == ["item-2", "item-3"]
+    assert (first["has_more"], rest["has_more"]) == (True, False)
+    assert client.get(f"/evals/{made}/items?changed_by={same}").json()["data"] == []
+    assert client.get(f"/evals/{made}/items?changed_by=ffffffffffff").status_code == 404
+
+
 def test_a_comparison_chooses_whose_verdicts_count(client: TestClient, build: Builder) -> None:
     fence = build.running()
     before = build.evaluation(fence, 0, "base", "1110")

@@ -111,7 +111,7 @@ def test_page_loads_nothing_from_elsewhere(client: TestClient) -> None:
 
 
 def test_page_builds_no_markup_from_text(client: TestClient) -> None:
-    for path in ("/web/page.js", "/web/chart.js", "/web/analysis.js"):
+    for path in ("/web/page.js", "/web/chart.js", "/web/analysis.js", "/web/evaluations.js"):
         text = client.get(path).text
         assert "innerHTML" not in text
         assert "insertAdjacentHTML" not in text

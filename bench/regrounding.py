@@ -92,21 +92,15 @@ def recipe_of(arm: str, setting: Setting) -> dict[str, Any]:
     raise SystemExit(f"{arm!r} is not an arm; see --help")
 
 
-def write_items(path: Path, count: int, seed: int) -> None:
-    """Sums and differences of two or three whole numbers up to 60, each once."""
+def write_items(path: Path, largest: int, seed: int) -> None:
+    """Sums of two whole numbers up to ``largest``, in random order; each pair once, so that no held-out sum was trained on."""
     generator = random.Random(seed)
-    seen: dict[str, int] = {}
-    while len(seen) < count:
-        terms = [generator.randint(1, 60) for _ in range(generator.choice((2, 3)))]
-        signs = [1, *(generator.choice((1, -1)) for _ in terms[1:])]
-        text = str(terms[0]) + "".join(
-            f" {'+' if s > 0 else '-'} {t}" for s, t in zip(signs[1:], terms[1:], strict=True)
-        )
-        seen[text] = sum(s * t for s, t in zip(signs, terms, strict=True))
-    lines = [
-        json.dumps({"id": f"sum-{index}", "prompt": f"What is {text}?", "answer": str(value), "source": "sums"})
-        for index, (text, value) in enumerate(seen.items())
-    ]
+    pairs = [(a, b) for a in range(1, largest + 1) for b in range(1, a + 1)]
+    generator.shuffle(pairs)
+    lines = []
+    for index, pair in enumerate(pairs):
+        a, b = generator.sample(pair, 2)
+        lines.append(json.dumps({"id": f"sum-{index}", "prompt": f"What is {a} + {b}?", "answer": str(a + b)}))
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -324,9 +318,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=1e-6)
-    parser.add_argument("--size", type=int, default=6000, help="items to write")
-    parser.add_argument("--holdout", type=int, default=500)
-    parser.add_argument("--validation", type=int, default=200)
+    parser.add_argument("--largest", type=int, default=40, help="the largest number in the items that are written")
+    parser.add_argument("--holdout", type=int, default=250)
+    parser.add_argument("--validation", type=int, default=100)
     parser.add_argument("--max-completion-length", type=int, default=16)
     parser.add_argument("--suffix", default="", help="what follows every question")
     parser.add_argument(
@@ -350,7 +344,7 @@ def main(argv: list[str]) -> None:
     if items.name != ITEMS:
         raise SystemExit(f"the items' file must be named {ITEMS}")
     if not items.exists():
-        write_items(items, args.size, args.seed)
+        write_items(items, args.largest, args.seed)
     setting = Setting(
         model=model.name, engine=args.engine, device=args.device, steps=args.steps, every=args.every, prompts=args.prompts,
         generations=args.generations, learning_rate=args.learning_rate, holdout=args.holdout, validation=args.validation,

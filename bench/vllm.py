@@ -258,9 +258,9 @@ def evaluation(case: Case) -> dict[str, Any]:
     calls: list[tuple[float, int]] = []
     generate = VllmEngine.generate
 
-    def timed(self: VllmEngine, requests: Any, params: Any) -> Any:
+    def timed(self: VllmEngine, requests: Any, params: Any, **more: Any) -> Any:
         began = time.monotonic()
-        done = generate(self, requests, params)
+        done = generate(self, requests, params, **more)
         calls.append((time.monotonic() - began, sum(len(one.token_ids) for one in done)))
         return done
 

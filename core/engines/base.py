@@ -74,6 +74,7 @@ class Completion:
 
     ``logprobs`` holds, for each token, the natural log of the probability with which it was sampled: at the sampling
     temperature and after top-k and top-p. Greedy decoding reports it at temperature 1 over the whole vocabulary.
+    Empty where the call did not ask for them.
     ``finish_reason`` is "stop" for a stop token or stop string and "length" at ``max_tokens``; a stop token sampled as
     the last allowed token counts as "stop". ``weights_version`` names the weights that produced every token.
     """
@@ -92,8 +93,10 @@ class Engine(Protocol):
         """Version of the weights that the next call will sample from."""
         ...
 
-    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
-        """Sample one completion per request, returned in request order.
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, *, logprobs: bool = True
+    ) -> list[Completion]:
+        """Sample one completion per request, returned in request order; without ``logprobs`` an engine may leave them out.
 
         What a request yields depends on its prompt, its seed and ``params``, and not on the order of the requests or
         on their neighbours (up to floating-point rounding of the logits, where a kernel rounds differently by batch

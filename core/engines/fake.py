@@ -64,7 +64,9 @@ class FakeEngine:
         """Refuse further calls."""
         self._closed = True
 
-    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, *, logprobs: bool = True
+    ) -> list[Completion]:
         """Sample one completion per request by inverse CDF, one uniform of the request's own stream per token."""
         if self._closed:
             raise EngineError("the engine is closed")

@@ -119,7 +119,9 @@ class TransformersEngine:
         """Let go of the model. The model itself is the caller's and stays as it is."""
         self._model = None
 
-    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, *, logprobs: bool = True
+    ) -> list[Completion]:
         """Sample one completion per request; see :class:`~core.engines.base.Engine` for what is promised."""
         self._live_model()
         check_requests(requests, params, max_model_len=self._max_model_len, vocab_size=self._head_VH.shape[0])

@@ -33,6 +33,7 @@ from core.engines.vllm_launch import EngineDiedError, VllmOptions, shut_down, st
 Weights = Callable[[], Mapping[str, Tensor]]
 """Gives the weights to serve, by their Hugging Face names, a tied one once; live tensors, read and never kept."""
 
+_NOT_FINITE = "the model gave non-finite logits; its weights or its dtype are broken"
 _CARD_GREW = "Memory usage increased after sleeping"
 
 
@@ -57,6 +58,7 @@ class VllmEngine:
         self._options = options
         self._live = live
         self._llm: Any = start(folder, options, extra)
+        self._broken = _requests_with_nans(self._llm)
         self._vocab_size = int(self._llm.llm_engine.model_config.get_vocab_size())
         self._weights_version = weights_version
         self._asleep = False
@@ -93,8 +95,14 @@ class VllmEngine:
             "threads": torch.get_num_threads(),
         }
 
-    def generate(self, requests: Sequence[Request], params: SamplingParams) -> list[Completion]:
-        """Sample one completion per request; see :class:`~core.engines.base.Engine` for what is promised."""
+    def generate(
+        self, requests: Sequence[Request], params: SamplingParams, *, logprobs: bool = True
+    ) -> list[Completion]:
+        """Sample one completion per request; see :class:`~core.engines.base.Engine` for what is promised.
+
+        Log-probs are left out unless asked for: they travel from vLLM's core token by token, which took half as long again
+        as the generation itself.
+        """
         llm = self._open_llm()
         check_requests(requests, params, max_model_len=self._options.max_model_len, vocab_size=self._vocab_size)
         self._wake()
@@ -102,12 +110,15 @@ class VllmEngine:
         if not requests:
             return []
         prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
-        sampling = [_sampling(request.seed, params) for request in requests]
+        sampling = [_sampling(request.seed, params, logprobs=logprobs) for request in requests]
+        self._broken.clear()
         with self._failures("generating"), _without_compiling(self._options.enforce_eager):
             outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        if self._broken:
+            raise NonFiniteLogitsError(_NOT_FINITE)
         if len(outputs) != len(requests):
             raise EngineDiedError(f"vLLM gave {len(outputs)} completions for {len(requests)} requests")
-        return [_completion(output.outputs[0], params, self._weights_version) for output in outputs]
+        return [_completion(output.outputs[0], params, self._weights_version, logprobs=logprobs) for output in outputs]
 
     def update_weights(self, version: int | None = None) -> None:
         """Load the trainer's weights into vLLM's copy and drop the prefix cache; an engine that slept is awake then."""
@@ -196,7 +207,7 @@ class VllmEngine:
             if own is None or own.numel() == 0:
                 continue
             same = live[name].detach().to(own)
-            if not torch.equal(own.detach()[: len(same)], same):
+            if not _same(own.detach()[: len(same)], same):
                 raise StaleWeightsError(
                     f"the engine would sample with weights that are not the trainer's: {name} differs from what was handed "
                     f"over as version {self._weights_version}; hand the weights over (update_weights) before sampling"
@@ -204,6 +215,11 @@ class VllmEngine:
 
     def _failures(self, doing: str) -> "_Failures":
         return _Failures(doing)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers; broken ones are broken alike, and what they give is named elsewhere."""
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _note_asleep(llm: Any) -> None:
@@ -242,12 +258,25 @@ def _repack_tied_head(model: Any) -> None:
     head.quant_method.process_weights_after_loading(head)
 
 
+def _requests_with_nans(llm: Any) -> set[str]:
+    """Return a set that collects the requests in whose logits vLLM counts a NaN, which it does not tell its caller."""
+    processor, found = llm.llm_engine.output_processor, set[str]()
+    process = processor.process_outputs
+
+    def watched(outputs: Any, *args: Any, **more: Any) -> Any:
+        found.update(output.request_id for output in outputs if output.num_nans_in_logits)
+        return process(outputs, *args, **more)
+
+    processor.process_outputs = watched
+    return found
+
+
 def _without_compiling(eager: bool) -> Any:
     """An eager engine compiles nothing: its sampler alone would cost the first call on a CPU twenty seconds."""
     return torch.compiler.set_stance("force_eager") if eager else nullcontext()
 
 
-def _sampling(seed: int, params: SamplingParams) -> Any:
+def _sampling(seed: int, params: SamplingParams, *, logprobs: bool) -> Any:
     import vllm
 
     return vllm.SamplingParams(
@@ -256,7 +285,7 @@ def _sampling(seed: int, params: SamplingParams) -> Any:
         top_k=params.top_k,
         seed=seed,
         max_tokens=params.max_tokens,
-        logprobs=0,  # of the sampled token alone
+        logprobs=0 if logprobs else None,  # 0: of the sampled token alone
         flat_logprobs=True,
         # Stop tokens are the request's own and not also those of the model's configuration.
         ignore_eos=True,
@@ -269,14 +298,14 @@ def _sampling(seed: int, params: SamplingParams) -> Any:
     )
 
 
-def _completion(output: Any, params: SamplingParams, version: int) -> Completion:
+def _completion(output: Any, params: SamplingParams, version: int, *, logprobs: bool) -> Completion:
     tokens = tuple(output.token_ids)
-    logprobs = tuple(output.logprobs.logprobs)
-    if not tokens or len(tokens) != len(logprobs):
-        raise EngineDiedError(f"vLLM gave {len(tokens)} tokens with {len(logprobs)} log-probs for one completion")
-    if not all(math.isfinite(value) for value in logprobs):
-        raise NonFiniteLogitsError("the model gave non-finite logits; its weights or its dtype are broken")
-    return Completion(tokens, logprobs, _finish_reason(output, params), version)
+    values = tuple(output.logprobs.logprobs) if logprobs else ()
+    if not tokens or (logprobs and len(tokens) != len(values)):
+        raise EngineDiedError(f"vLLM gave {len(tokens)} tokens with {len(values)} log-probs for one completion")
+    if not all(math.isfinite(value) for value in values):
+        raise NonFiniteLogitsError(_NOT_FINITE)
+    return Completion(tokens, values, _finish_reason(output, params), version)
 
 
 def _finish_reason(output: Any, params: SamplingParams) -> FinishReason:

@@ -115,6 +115,7 @@ def start(folder: Path, options: VllmOptions, extra: Mapping[str, Any] | None = 
     check_length(folder, options.max_model_len)
     if options.device == "cuda":
         name_card_by_index()
+    os.environ["VLLM_COMPUTE_NANS_IN_LOGITS"] = "1"  # read at every step, so it stays
     with _environment(options), _process_kept(), _weights_alone(folder) as served:
         from vllm import LLM
 

@@ -222,7 +222,7 @@ class _Asker:
             Request(prompts[item.id].token_ids, stream_seed(self.seed, "eval", self.suite, item.id, sample))
             for _, item, sample in work
         ]
-        completions = self.engine.generate(requests, self.params)
+        completions = self.engine.generate(requests, self.params, logprobs=False)
         if len(completions) != len(requests):
             raise RuntimeError(f"the engine gave {len(completions)} completions for {len(requests)} requests")
         return list(completions)

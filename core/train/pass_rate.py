@@ -118,7 +118,7 @@ def _measured(
         for item in items
         for sample in range(wanted.samples)
     ]
-    completions = asker.engine.generate(requests, asker.params)
+    completions = asker.engine.generate(requests, asker.params, logprobs=False)
     answers = [
         prepared.render(item).prefill + asker.decode(completion.token_ids)
         for item, completion in zip(asked, completions, strict=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core.engines.base import Request, RequestError, SamplingParams, StaleWeightsError
+from core.engines.base import NonFiniteLogitsError, Request, RequestError, SamplingParams, StaleWeightsError
 from core.engines.models import load_model, load_tokenizer, named_weights
 from core.engines.opening import folder_stop_token_ids
 from core.engines.prompts import PromptSpec, render
@@ -142,6 +142,31 @@ def test_handed_over_weights_are_the_ones_sampled_from(engine, model, sums):
             tensor.copy_(kept[name])
     engine.update_weights()
     assert [c.token_ids for c in engine.generate(requests, params)] == [c.token_ids for c in before]
+
+
+def test_logprobs_left_out_change_no_token(engine, sums):
+    requests = [Request(prompt, seed) for seed, prompt in enumerate(sums[:8])]
+    for params in (SamplingParams(temperature=0, max_tokens=6), SamplingParams(temperature=0.9, max_tokens=6)):
+        without, having = engine.generate(requests, params, logprobs=False), engine.generate(requests, params)
+        assert [done.token_ids for done in without] == [done.token_ids for done in having]
+        assert {done.logprobs for done in without} == {()}
+
+
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_weights_that_are_not_finite_are_an_error_and_not_text(engine, model, sums, logprobs):
+    weight = model.model.norm.weight
+    kept = weight.detach().clone()
+    try:
+        with torch.no_grad():
+            weight[3] = float("nan")
+        engine.update_weights()
+        with pytest.raises(NonFiniteLogitsError):
+            engine.generate([Request(sums[0])], SamplingParams(temperature=0, max_tokens=4), logprobs=logprobs)
+    finally:
+        with torch.no_grad():
+            weight.copy_(kept)
+        engine.update_weights()
+    assert engine.generate([Request(sums[0])], SamplingParams(temperature=0, max_tokens=4), logprobs=logprobs)
 
 
 def test_settings_name_what_can_change_the_output(engine):

@@ -38,11 +38,14 @@ class Core:
     def __init__(self, answer):
         self._answer = answer
         model_config = type("Model", (), {"get_vocab_size": lambda self: 100})()
-        self.llm_engine = type("Engine", (), {"model_config": model_config})()
+        processor = type("Processor", (), {"process_outputs": lambda self, outputs: outputs})()
+        self.llm_engine = type("Engine", (), {"model_config": model_config, "output_processor": processor})()
 
     def generate(self, prompts, params, use_tqdm):
         if isinstance(self._answer, Exception):
             raise self._answer
+        step = type("Step", (), {"request_id": "0", "num_nans_in_logits": getattr(self._answer, "nans", 0)})
+        self.llm_engine.output_processor.process_outputs([step])
         return [self._answer for _ in prompts]
 
 
@@ -50,7 +53,7 @@ class Core:
 def serving(monkeypatch, folder):
     def open_with(answer):
         monkeypatch.setattr(vllm_engine, "start", lambda *_: Core(answer))
-        monkeypatch.setattr(vllm_engine, "_sampling", lambda seed, params: (seed, params))
+        monkeypatch.setattr(vllm_engine, "_sampling", lambda seed, params, logprobs: (seed, params, logprobs))
         return VllmEngine(folder, OPTIONS)
 
     return open_with
@@ -112,6 +115,15 @@ def test_a_full_card_stays_what_it_is(serving):
 def test_logits_that_are_not_finite_are_named(serving):
     with pytest.raises(NonFiniteLogitsError):
         ask(serving(Output([3, 4, 5], [-1.0, float("nan"), -1.0])))
+
+
+def test_without_logprobs_vllm_s_own_count_of_nans_is_looked_at(serving):
+    engine = serving(Output([3, 4, 5], None))
+    assert engine.generate([Request((1, 2))], SamplingParams(max_tokens=3), logprobs=False)[0].logprobs == ()
+    broken = Output([3, 4, 5], None)
+    broken.nans = 7
+    with pytest.raises(NonFiniteLogitsError):
+        serving(broken).generate([Request((1, 2))], SamplingParams(max_tokens=3), logprobs=False)
 
 
 def test_a_stop_token_sampled_last_counts_as_a_stop(serving):

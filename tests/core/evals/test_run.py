@@ -34,7 +34,8 @@ class ScriptedEngine:
         self.answers = answers
         self.calls: list[list[Request]] = []
 
-    def generate(self, requests, params):
+    def generate(self, requests, params, *, logprobs):
+        assert not logprobs  # no record holds them
         self.calls.append(list(requests))
         return [self._answer(request) for request in requests]
 
@@ -196,8 +197,8 @@ def test_what_cannot_be_meant_is_refused(pool):
 
 def test_an_engine_that_loses_a_completion_is_an_error(pool):
     class Losing(ScriptedEngine):
-        def generate(self, requests, params):
-            return super().generate(requests, params)[1:]
+        def generate(self, requests, params, *, logprobs):
+            return super().generate(requests, params, logprobs=logprobs)[1:]
 
     with pytest.raises(RuntimeError, match="1 completions for 2 requests"):
         run(Losing(RIGHT), pool)

@@ -131,9 +131,9 @@ def test_the_real_engine_is_asked_as_the_run_samples(
     calls: list[tuple[int, Any]] = []
     generate = TransformersEngine.generate
 
-    def counted(self: TransformersEngine, requests: Any, params: Any) -> list[Completion]:
+    def counted(self: TransformersEngine, requests: Any, params: Any, **more: Any) -> list[Completion]:
         calls.append((len(requests), params))
-        return generate(self, requests, params)
+        return generate(self, requests, params, **more)
 
     monkeypatch.setattr(TransformersEngine, "generate", counted)
     everything = {**DATA, "options": {**DATA["options"], "size": 7}, "pass_rate": {"low": 0, "high": 1, "samples": 4}}

@@ -43,6 +43,7 @@ def test_repeating_a_key_gives_the_first_probe_and_never_the_run(client: TestCli
             {"kind": "eval", "model": "smollm2-135m", "suites": ["gsm8k"], "device": {"kind": "cpu"}},
             "kind",
         ),
+        ("probe=true", recipe(algorithm="sft", num_generations=None), "algorithm.name"),
         ("probe=perhaps", recipe(), "probe"),
     ],
 )

@@ -146,10 +146,10 @@ class TensorFile:
     def _decode_into(self, entry: Entry, at: int, out_N: Floats) -> memoryview:
         """Fill ``out_N`` from byte ``at`` on and return the bytes read; they may be ``out_N``'s own."""
         if (entry.dtype, out_N.dtype.itemsize) in (("F32", 4), ("F64", 8)) and sys.byteorder == "little":
-            raw = memoryview(out_N).cast("B")
+            raw = out_N.data.cast("B")
             self._fill(at, raw)
             return raw
-        raw = memoryview(np.empty(len(out_N) * ITEM_BYTES[entry.dtype], dtype=np.uint8))
+        raw = np.empty(len(out_N) * ITEM_BYTES[entry.dtype], dtype=np.uint8).data
         self._fill(at, raw)
         out_N[:] = _decoded(raw, entry.dtype)
         return raw

@@ -75,6 +75,15 @@ def scored(points):
     return tokens.score_points(points, PROBES, dtype=torch.float32, device=CPU, progress=lambda done, total: None)
 
 
+def test_points_are_scored_as_an_unchunked_forward_scores_them(points):
+    """Through the lean layers, where the oracle runs the library's."""
+    found = scored(points)
+    for row, point in enumerate(points):
+        logp, logits = unchunked(point)
+        np.testing.assert_allclose(found["logp"][row], logp, atol=2e-5)
+        np.testing.assert_allclose(found["logit"][row], logits, atol=2e-5)
+
+
 def test_jumps_are_taken_out_of_the_tokens_paths(points):
     """Points 0, 10, 20 with the third as if jumped to from 0 with beta 2: the path has there what the second holds."""
     rows = scored([points[0], points[1], replace(points[2], step=11, jumped=Jumped(0, 2.0)), points[3]])["logp"]

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-BASE = {"core.settings", "core.streams", "core.home"}
+BASE = {"core.settings", "core.streams", "core.home", "core.syntax"}
 STORE = BASE | {"core.recipes", "core.store"}
 MIDDLE = {"core.damage", "core.prespec", "core.planning", "core.rl", "core.engines", "core.tasks", "core.jobs"}
 ALLOWED: dict[str, set[str]] = {
     "core.settings": set(),
     "core.home": set(),
     "core.streams": set(),
+    "core.syntax": set(),
     "core.rl": set(),
     "core.recipes": BASE,
     "core.store": BASE,

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from core.recipes.gym_tasks import registered, task_files
+from core.syntax import syntax_tree
 
 _PLAIN: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
 
@@ -85,7 +86,7 @@ def _hints(config: type) -> dict[str, Any]:
 def _config(task: str) -> type | None:
     """The task's configuration class, or None where it cannot be built from its file alone."""
     path = task_files()[task]
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = syntax_tree(path.read_text(encoding="utf-8"))
     name = registered(tree)[task]
     module = types.ModuleType(f"reasoning_gym_options_{task}")
     sys.modules[module.__name__] = module  # where dataclasses look annotations up

@@ -9,6 +9,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from core.syntax import syntax_tree
+
 PREFIX = "reasoning_gym:"
 
 UNSAFE_TASKS = frozenset(
@@ -42,14 +44,14 @@ def task_files() -> dict[str, Path]:
     for path in sorted(Path(spec.origin).parent.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         if "register_dataset(" in text:
-            tasks.update(dict.fromkeys(registered(ast.parse(text)), path))
+            tasks.update(dict.fromkeys(registered(syntax_tree(text)), path))
     return tasks
 
 
 @cache
 def task_options(task: str) -> frozenset[str]:
     """Names of the generator options of ``task``: the fields of its configuration class."""
-    tree = ast.parse(task_files()[task].read_text(encoding="utf-8"))
+    tree = syntax_tree(task_files()[task].read_text(encoding="utf-8"))
     config = registered(tree)[task]
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == config:

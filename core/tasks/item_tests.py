@@ -8,6 +8,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from core.syntax import syntax_tree
 from core.tasks.items import ItemError
 
 VERIFIERS = {
@@ -85,6 +86,6 @@ def _asserts_something(text: str) -> bool:
 
 def _parsed(text: str) -> ast.Module | None:
     try:
-        return ast.parse(text)
+        return syntax_tree(text)
     except (SyntaxError, ValueError, RecursionError):
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from core.recipes.errors import Problem
 from core.recipes.rewards import RewardTerm, own_function
+from core.syntax import syntax_tree
 
 VARIABLE = "DRIFTLINE_REWARDS"
 MAX_BYTES = 1 << 20
@@ -92,7 +93,7 @@ def pinned(terms: Mapping[str, RewardTerm], folder: Path | None) -> tuple[dict[s
 def _functions(source: bytes, file: str) -> set[str]:
     """Names of the plain functions at the top of the file."""
     try:
-        tree = ast.parse(source, filename=file)
+        tree = syntax_tree(source, filename=file)
     except (SyntaxError, ValueError, RecursionError) as problem:
         raise RewardFileError(f"{file} is not valid Python: {problem}", "correct the file") from None
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from core.syntax import syntax_tree
 from core.tasks import sandbox
 from core.tasks.items import Item
 from core.tasks.sandbox import Isolation, Limits, SandboxError
@@ -109,7 +110,7 @@ def _by_assertions(item: Item, tests: Mapping[str, Any], code: str, level: Isola
 def _imports(setup: str) -> str:
     """The import statements of an item's setup: the program may rely on them, and they say nothing of what is expected."""
     try:
-        statements = ast.parse(setup).body
+        statements = syntax_tree(setup).body
     except SyntaxError:
         return ""  # the judge will say so
     return "\n".join(ast.unparse(one) for one in statements if isinstance(one, ast.Import | ast.ImportFrom))

@@ -8,9 +8,9 @@
    line that leaves the function's body is taken, as base models go on with other code.
 """
 
-import ast
 import re
 
+from core.syntax import syntax_tree
 from core.tasks.verifiers.boxed import after_thinking
 
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
@@ -59,7 +59,7 @@ def _indented_end(prompt: str) -> str:
 
 def _compiles(text: str) -> bool:
     try:
-        ast.parse(text)
+        syntax_tree(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

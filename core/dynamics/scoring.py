@@ -4,7 +4,6 @@ Sequences go through the body in right-padded batches under a budget of tokens, 
 no [T, V] tensor exists. Nothing waits for the card before all batches are on their way. Log-probs are at temperature 1.
 """
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -129,7 +128,6 @@ def checkpoint_model(point: Point, dtype: torch.dtype, device: torch.device) -> 
     yield model
     del model
     if device.type == "cuda":
-        gc.collect()  # lean layers and their modules hold each other
         torch.cuda.empty_cache()
 
 

@@ -19,7 +19,7 @@ from core.dynamics.scoring import along, check_vocabulary, probe_batches, score_
 from core.dynamics.tables import Columns
 from core.dynamics.tensor_file import Array
 from core.dynamics.trajectory import Point
-from core.rl.lean import make_lean
+from core.rl.lean import lean_layers
 
 HIGH_QUANTILE = 0.75
 _TOP_TOKENS = 20
@@ -45,8 +45,8 @@ def score_points(
 
     def measure(model: PreTrainedModel, point: Point) -> Array:
         check_vocabulary(model, point, probes)
-        make_lean(model)
-        return torch.stack(score_tokens(model, batches, count)).double().numpy()
+        with lean_layers(model):
+            return torch.stack(score_tokens(model, batches, count)).double().numpy()
 
     both_K2T = np.stack(along(points, measure, dtype=dtype, device=device, progress=progress))
     return {"logp": both_K2T[:, 0], "logit": both_K2T[:, 1]}

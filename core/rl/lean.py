@@ -6,8 +6,13 @@ cache and no mask is used: training and scoring. Generation keeps the library's 
 Linear maps with adapters, or stored in four bits, are called as they are.
 
 Other families and anything unusual in a known one (dropout, biases in the MLP, another activation) are left as they are.
+
+The only module of this package that knows more than tensors: the attribute names of three families of layers. It lives here
+because training and analysis both use it, and neither may import the other's helpers; it imports no transformers.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +29,22 @@ def make_lean(body: nn.Module) -> int:
     for layer in layers:
         layer.forward = _Lean(layer)
     return len(layers)
+
+
+@contextmanager
+def lean_layers(body: nn.Module) -> Iterator[int]:
+    """Do what :func:`make_lean` does for the length of a block.
+
+    A lean layer and its forward hold each other, so without the end of the block a model that nobody names any more stays in
+    memory until Python looks for cycles.
+    """
+    try:
+        yield make_lean(body)
+    finally:
+        for module in body.modules():
+            forward = module.__dict__.get("forward")
+            if isinstance(forward, _Lean):
+                forward.step_aside()
 
 
 def _known(module: Any) -> bool:
@@ -43,6 +64,14 @@ class _Lean:
     def __init__(self, layer: Any) -> None:
         self._layer = layer
         self._own = layer.forward
+        self._was_set = "forward" in layer.__dict__
+
+    def step_aside(self) -> None:
+        """Give the layer the forward back that it had before."""
+        if self._was_set:
+            self._layer.forward = self._own
+        else:
+            del self._layer.forward
 
     def __call__(
         self,

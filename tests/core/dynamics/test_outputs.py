@@ -1,6 +1,8 @@
 """Outputs along checkpoints: against unchunked forwards in float32, planted trajectories, and through the real job."""
 
+import gc
 import shutil
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -82,6 +84,25 @@ def test_points_are_scored_as_an_unchunked_forward_scores_them(points):
         logp, logits = unchunked(point)
         np.testing.assert_allclose(found["logp"][row], logp, atol=2e-5)
         np.testing.assert_allclose(found["logit"][row], logits, atol=2e-5)
+
+
+def test_one_checkpoints_weights_are_in_memory_at_a_time(points, monkeypatch):
+    """Without the help of Python's search for cycles, which comes late."""
+    loaded = []
+
+    def load(*args):
+        assert not [at for at, weight in enumerate(loaded) if weight() is not None]
+        model = load_model(*args)
+        loaded.append(weakref.ref(model.model.layers[0].mlp.gate_proj.weight))
+        return model
+
+    monkeypatch.setattr(scoring, "load_model", load)
+    gc.disable()
+    try:
+        scored(points)
+    finally:
+        gc.enable()
+    assert len(loaded) == len(STEPS)
 
 
 def test_jumps_are_taken_out_of_the_tokens_paths(points):

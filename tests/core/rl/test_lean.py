@@ -1,10 +1,13 @@
 """The lean layers against the library's own: values, gradients, what is kept, and when they step aside."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from core.rl.lean import make_lean
+from core.rl.lean import lean_layers, make_lean
 
 SHAPE = {
     "vocab_size": 61,
@@ -93,3 +96,30 @@ def test_generation_with_a_cache_and_masks_takes_the_librarys_own_forward(family
 @pytest.mark.parametrize("change", [{"attention_dropout": 0.1}, {"hidden_act": "gelu"}, {"mlp_bias": True}])
 def test_an_unusual_model_of_a_known_family_is_left_alone(change):
     assert make_lean(build("llama", **change).model) == 0
+
+
+def test_after_a_block_the_layers_are_the_librarys_and_the_model_goes_with_its_last_name():
+    model, plain = build("llama"), build("llama")
+    with torch.no_grad():
+        with lean_layers(model.model) as layers:
+            lean = model.model(input_ids=IDS, use_cache=False).last_hidden_state
+        assert layers == 2
+        assert not any("forward" in module.__dict__ for module in model.modules())
+        expected = plain.model(input_ids=IDS, use_cache=False).last_hidden_state
+        assert torch.equal(model.model(input_ids=IDS, use_cache=False).last_hidden_state, expected)
+    torch.testing.assert_close(lean, expected, rtol=1e-5, atol=1e-5)
+    weight = weakref.ref(model.model.layers[0].mlp.gate_proj.weight)
+    gc.disable()
+    try:
+        del model
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
+def test_a_forward_that_somebody_set_before_is_set_again():
+    layer = build("llama").model.layers[0]
+    layer.forward = own = layer.forward
+    with lean_layers(layer):
+        assert layer.forward is not own
+    assert layer.forward is own

@@ -3,7 +3,6 @@
 from fastapi import APIRouter, BackgroundTasks, Depends, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from sqlalchemy.orm import Session
 
 from api.auth import Submitter
 from api.deps import FullId, Parts, RawBody, known_query_only
@@ -44,16 +43,15 @@ def export_checkpoint(
 
     The result is a checkpoint of that run, with its files and their SHA-256; its greedy answers are compared with the stored.
     """
-    wish = _wish(raw)
-    with parts.db.read() as session:
-        wanted = conversions.prepare(session, checkpoint_id, wish, parts.settings)
 
-    def create(session: Session) -> tuple[int, dict[str, object]]:
-        run = submission.store(session, wanted)
-        return 201, document(session, run, parts.settings)
+    def prepare() -> idempotency.Work:
+        wish = _wish(raw)
+        with parts.db.read() as session:
+            wanted = conversions.prepare(session, checkpoint_id, wish, parts.settings)
+        return lambda session: (201, document(session, submission.store(session, wanted), parts.settings))
 
     request = f"POST /checkpoints/{checkpoint_id}/export\n".encode() + raw
-    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, work=create)
+    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, prepare=prepare)
     headers = {"Location": f"/runs/{answer.body['id']}"}
     if answer.replayed:
         headers["Idempotent-Replayed"] = "true"

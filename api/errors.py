@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from core.recipes import RecipeError
-from core.store.errors import Ambiguous, BadCursor, BadFilter, IllegalTransition, StoreError
+from core.store.errors import Ambiguous, BadCursor, BadFilter, IllegalTransition, RecordsDeleted, StoreError
 from core.store.errors import NotFound as RowNotFound
 
 log = logging.getLogger("driftline.api")
@@ -181,6 +181,8 @@ async def _store_error(_request: Request, exc: Exception) -> JSONResponse:
     match exc:
         case RowNotFound():
             error: ApiError = NotFound(str(exc), param="id")
+        case RecordsDeleted():
+            error = Gone(str(exc), param="id", code="deleted", hint="GET /evals/{id} tells what was found")
         case Ambiguous():
             error = InvalidRequest(str(exc), param="id", code="ambiguous_id", hint="give more characters of the id")
         case IllegalTransition():

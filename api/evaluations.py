@@ -4,7 +4,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, BackgroundTasks, Depends, Header, Query, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from sqlalchemy.orm import Session
 
 from api.auth import Reader, Submitter
 from api.deps import After, FullId, HexId, Limit, Parts, RunId, known_query_only
@@ -61,7 +60,9 @@ def get_evaluation(*, _caller: Reader, parts: Parts, evaluation_id: FullId) -> d
         return service.document(row, regrades.list_for(session, row.id))
 
 
-@router.get("/evals/{id}/items", operation_id="list_items", response_model=Listing[Item], responses=documented(404))
+@router.get(
+    "/evals/{id}/items", operation_id="list_items", response_model=Listing[Item], responses=documented(404, 410)
+)
 def list_items(
     *,
     _caller: Reader,
@@ -82,11 +83,11 @@ def list_items(
 ) -> dict[str, Any]:
     """The records of an evaluation in the suite's order, each compared with base."""
     with parts.db.read() as session:
-        row = evaluations.get(session, evaluation_id)
+        row = evaluations.with_records(session, evaluation_id)
         if against is not None:
-            evaluations.get(session, against)
+            comparisons.refuse_unlike(row, evaluations.with_records(session, against), param="against")
         if changed_by is not None:
-            regrades.get(session, changed_by)
+            service.refuse_foreign_grading(row, regrades.get(session, changed_by))
         page = evaluations.items_page(
             session,
             row.id,
@@ -105,7 +106,7 @@ def list_items(
     "/evals/{id}/export",
     operation_id="export_records",
     response_class=StreamingResponse,
-    responses=documented(404, 409, answers=files.documented_files()),
+    responses=documented(404, 409, 410, answers=files.documented_files()),
 )
 def export_records(
     *,
@@ -116,11 +117,11 @@ def export_records(
 ) -> StreamingResponse:
     """All records of a finished evaluation as one file, streamed."""
     with parts.db.read() as session:
-        row = evaluations.get(session, evaluation_id)
+        row = evaluations.with_records(session, evaluation_id)
     return files.records(parts.db, row, output)
 
 
-@router.get("/evals/{a}/diff/{b}", operation_id="diff_evaluations", response_model=Diff, responses=documented(404))
+@router.get("/evals/{a}/diff/{b}", operation_id="diff_evaluations", response_model=Diff, responses=documented(404, 410))
 def diff_evaluations(
     *,
     _caller: Reader,
@@ -140,11 +141,11 @@ def diff_evaluations(
 ) -> dict[str, Any]:
     """What ``b`` lost and gained against ``a``, item by item, with an exact test, beside the noise floor."""
     with parts.db.read() as session:
-        pair = [evaluations.get(session, name) for name in noise.split(",")] if noise else []
+        pair = [evaluations.with_records(session, name) for name in noise.split(",")] if noise else []
         return comparisons.diff(
             session,
-            evaluations.get(session, a),
-            evaluations.get(session, b),
+            evaluations.with_records(session, a),
+            evaluations.with_records(session, b),
             verdicts=verdicts,
             noise=(pair[0], pair[1]) if pair else None,
         )
@@ -166,17 +167,16 @@ def regrade_evaluation(
     key: Annotated[str | None, Header(alias="Idempotency-Key", description="repeats get the first answer")] = None,
 ) -> Response:
     """A run that grades the evaluation's stored answers again with this release's verifier; the original verdicts stay."""
-    with parts.db.read() as session:
-        recipe = regrading.recipe_of(session, evaluations.get(session, evaluation_id))
-        wanted = submission.read(session, recipe, parts.settings)
-        submission.refuse_missing(wanted)
 
-    def create(session: Session) -> tuple[int, dict[str, Any]]:
-        run = submission.store(session, wanted)
-        return 201, run_document(session, run, parts.settings)
+    def prepare() -> idempotency.Work:
+        with parts.db.read() as session:
+            recipe = regrading.recipe_of(session, evaluations.get(session, evaluation_id))
+            wanted = submission.read(session, recipe, parts.settings)
+            submission.refuse_missing(wanted)
+        return lambda session: (201, run_document(session, submission.store(session, wanted), parts.settings))
 
     request = f"POST /evals/{evaluation_id}/regrade".encode()
-    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, work=create)
+    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, prepare=prepare)
     headers = {"Location": f"/runs/{answer.body['id']}"}
     if answer.replayed:
         headers["Idempotent-Replayed"] = "true"

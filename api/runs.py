@@ -80,21 +80,21 @@ def create_run(
         raise InvalidRequest(
             "a dry run stores nothing, and a probe is a run", param="probe", hint="ask for one of dry_run and probe"
         )
-    with parts.db.read() as session:
-        wanted = submission.read(session, raw, parts.settings)
-        if dry_run:
-            return JSONResponse(plans.dry_run(session, wanted, parts.settings))
-        submission.refuse_missing(wanted)
-        plans.refuse_unfit(session, wanted, parts.settings)
-        if probe:
-            submission.refuse_unprobeable(wanted)
+    if dry_run:
+        with parts.db.read() as session:
+            return JSONResponse(plans.dry_run(session, submission.read(session, raw, parts.settings), parts.settings))
 
-    def create(session: Session) -> tuple[int, dict[str, Any]]:
-        run = submission.store(session, wanted, probe=probe)
-        return 201, document(session, run, parts.settings)
+    def prepare() -> idempotency.Work:
+        with parts.db.read() as session:
+            wanted = submission.read(session, raw, parts.settings)
+            submission.refuse_missing(wanted)
+            plans.refuse_unfit(session, wanted, parts.settings)
+            if probe:
+                submission.refuse_unprobeable(wanted)
+        return lambda session: _stored(session, parts, wanted, probe=probe)
 
     request = (b"POST /runs?probe=true\n" if probe else b"POST /runs\n") + raw
-    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, work=create)
+    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, prepare=prepare)
     return _created(answer, tasks, parts.ring)
 
 
@@ -172,17 +172,15 @@ def fork_run(
     *, caller: Submitter, raw: RawBody, parts: Parts, tasks: BackgroundTasks, run_id: RunId, key: IdempotencyKey = None
 ) -> Response:
     """A child run that begins from a checkpoint with its optimizer state, or from scratch, with overrides."""
-    wish = _fork_body(raw)
-    with parts.db.read() as session:
-        parent = runs.get(session, run_id)
-        fork = forks.prepare(session, parent, wish, parts.settings)
 
-    def create(session: Session) -> tuple[int, dict[str, Any]]:
-        run = submission.store(session, fork.submission, fork.lineage)
-        return 201, document(session, run, parts.settings)
+    def prepare() -> idempotency.Work:
+        wish = _fork_body(raw)
+        with parts.db.read() as session:
+            fork = forks.prepare(session, runs.get(session, run_id), wish, parts.settings)
+        return lambda session: _stored(session, parts, fork.submission, fork.lineage)
 
-    request = f"POST /runs/{parent.id}/fork\n".encode() + raw
-    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, work=create)
+    request = f"POST /runs/{run_id}/fork\n".encode() + raw
+    answer = idempotency.once(parts.db, scope=caller.id, key=key, request=request, prepare=prepare)
     return _created(answer, tasks, parts.ring)
 
 
@@ -200,6 +198,18 @@ def _change(parts: Parts, run_id: str, change: Callable[[Session, str], Any]) ->
     with parts.db.write() as session:
         run = change(session, runs.get(session, run_id).id)
         return document(session, run, parts.settings)
+
+
+def _stored(
+    session: Session,
+    parts: Parts,
+    wanted: submission.Submission,
+    lineage: submission.Lineage | None = None,
+    *,
+    probe: bool = False,
+) -> tuple[int, dict[str, Any]]:
+    run = submission.store(session, wanted, lineage, probe=probe)
+    return 201, document(session, run, parts.settings)
 
 
 def _created(answer: idempotency.Answer, tasks: BackgroundTasks, ring: Callable[[], None]) -> Response:

@@ -41,9 +41,7 @@ def diff(
     the two base evaluations of the run of ``b`` or ``a``. Raises :class:`InvalidRequest` for evaluations whose items or
     verdicts do not mean the same.
     """
-    for name in ("suite", "verifier"):
-        if getattr(a, name) != getattr(b, name):
-            raise _not_comparable(f"the evaluations differ in {name}: {getattr(a, name)} and {getattr(b, name)}")
+    refuse_unlike(a, b, param="b")
     before, after = _graded(session, a, verdicts), _graded(session, b, verdicts)
     if before.verifier_version != after.verifier_version:
         raise _not_comparable(
@@ -82,6 +80,14 @@ def diff(
         "lost_items": [name for name in shared if after.scores[name] < before.scores[name]][:LISTED_ITEMS],
         "gained_items": [name for name in shared if after.scores[name] > before.scores[name]][:LISTED_ITEMS],
     }
+
+
+def refuse_unlike(a: Evaluation, b: Evaluation, *, param: str) -> None:
+    """Refuse two evaluations whose items or verdicts do not mean the same. Raises :class:`InvalidRequest`."""
+    for name in ("suite", "verifier"):
+        if getattr(a, name) != getattr(b, name):
+            message = f"the evaluations differ in {name}: {getattr(a, name)} and {getattr(b, name)}"
+            raise _not_comparable(message, param=param)
 
 
 def _noise_floor(

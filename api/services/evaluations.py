@@ -5,12 +5,23 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from api.errors import InvalidRequest
 from api.times import iso
 from core.evals.export import later_verdicts
 from core.store import evaluations
 from core.store.evaluations import Item
 from core.store.grading_models import LaterVerdict, Regrade
 from core.store.models import Evaluation
+
+
+def refuse_foreign_grading(row: Evaluation, grading: Regrade) -> None:
+    """Refuse a later grading of another evaluation, which says nothing of this one. Raises :class:`InvalidRequest`."""
+    if grading.evaluation_id != row.id:
+        raise InvalidRequest(
+            f"grading {grading.id} is of evaluation {grading.evaluation_id}, not of {row.id}",
+            param="changed_by",
+            hint=f"GET /evals/{row.id} lists its later gradings",
+        )
 
 
 def document(row: Evaluation, later: Sequence[Regrade] = ()) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Answering a repeated request as the first one was answered.
 
-The key is claimed in a transaction of its own before the work begins, so that a second request that arrives meanwhile is
-told so instead of waiting or working twice. The answer is stored in the transaction that does the work; when the work is
-refused, the key is given back and the client may mend its request under the same key.
+The key is claimed in a transaction of its own before the request is even checked, so that a second request that arrives
+meanwhile is told so instead of waiting or working twice, and a repeat is answered although what it names may be gone by then.
+The answer is stored in the transaction that does the work; when the request is refused, the key is given back and the client
+may mend its request under the same key.
 """
 
 import hashlib
@@ -17,6 +18,8 @@ from api.errors import Conflict, InvalidRequest
 from core.store import idempotency
 from core.store.database import Database
 
+Work = Callable[[Session], tuple[int, dict[str, Any]]]
+
 _KEY = re.compile(r"[\x21-\x7e]{1,200}")
 
 
@@ -29,15 +32,15 @@ class Answer:
     replayed: bool = False
 
 
-def once(
-    db: Database, *, scope: str, key: str | None, request: bytes, work: Callable[[Session], tuple[int, dict[str, Any]]]
-) -> Answer:
-    """Do ``work`` in one write transaction, at most once per (scope, key); without a key simply do it.
+def once(db: Database, *, scope: str, key: str | None, request: bytes, prepare: Callable[[], Work]) -> Answer:
+    """Check and do a request, at most once per (scope, key); without a key simply do it.
 
-    ``request`` is what must be equal between repeats. Raises :class:`Conflict` for another request under the key, and for
-    a first request that is still being answered.
+    ``prepare`` checks it, in transactions of its own, and returns the work, which is done in one write transaction.
+    ``request`` is what must be equal between repeats. Raises what either raises, and :class:`Conflict` for another request
+    under the key, and for a first request that is still being answered.
     """
     if key is None:
+        work = prepare()
         with db.write() as session:
             return Answer(*work(session))
     if _KEY.fullmatch(key) is None:
@@ -48,6 +51,7 @@ def once(
     if earlier is not None:
         return earlier
     try:
+        work = prepare()
         with db.write() as session:
             status, body = work(session)
             idempotency.complete(session, scope_id=scope, key=key, status_code=status, response=body)

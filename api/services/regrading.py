@@ -8,7 +8,7 @@ from core.recipes import Problem, RecipeError
 from core.recipes.model_refs import is_run_ref
 from core.recipes.sources import HOLDOUT
 from core.store import evaluations, runs
-from core.store.errors import NotFound
+from core.store.errors import NotFound, RecordsDeleted
 from core.store.models import Evaluation
 
 
@@ -36,8 +36,8 @@ def recipe_of(session: Session, row: Evaluation) -> dict[str, Any]:
 def check(session: Session, evaluation_id: str) -> None:
     """Refuse an evaluation that is not there, not finished, or whose items no recipe names. Raises :class:`RecipeError`."""
     try:
-        row = evaluations.get(session, evaluation_id)
-    except NotFound as problem:
+        row = evaluations.with_records(session, evaluation_id)
+    except (NotFound, RecordsDeleted) as problem:
         raise _refused(str(problem), "GET /runs/{id}/evals lists a run's evaluations") from None
     if row.status != "finished":
         raise _refused(f"evaluation {row.id} is not finished", "wait until it is; GET /evals/{id} tells its status")

@@ -13,7 +13,7 @@ from core.jobs import Outcome, RunContext, UserError
 from core.recipes import AnalysisRecipe, EvalRecipe, TrainRecipe, load_recipe
 from core.settings import Settings
 from core.store import evaluations, regrades, runs
-from core.store.errors import NotFound
+from core.store.errors import NotFound, RecordsDeleted
 from core.store.models import Evaluation, ItemRecord
 from core.store.paging import MAX_LIMIT
 from core.tasks.items import Item, ItemError, ItemSet, cluster_of
@@ -88,8 +88,8 @@ def _finished(context: RunContext, row: Evaluation, regrade_id: str, tally: Tall
 def _evaluation(context: RunContext, evaluation_id: str) -> Evaluation:
     try:
         with context.db.read() as session:
-            row = evaluations.get(session, evaluation_id)
-    except NotFound as problem:
+            row = evaluations.with_records(session, evaluation_id)
+    except (NotFound, RecordsDeleted) as problem:
         raise UserError("unknown_evaluation", str(problem)) from problem
     if row.status != FINISHED:
         raise UserError(

@@ -11,6 +11,10 @@ class NotFound(StoreError):
     """No row with this id (or id prefix) exists, or it was deleted."""
 
 
+class RecordsDeleted(StoreError):
+    """The row is there, but its records went when its run was deleted."""
+
+
 class Ambiguous(StoreError):
     """An id prefix fits several rows; give more characters."""
 

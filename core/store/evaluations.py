@@ -8,10 +8,10 @@ from sqlalchemy import ColumnElement, and_, case, delete, false, insert, literal
 from sqlalchemy.orm import Session, aliased
 
 from core.store.database import now
-from core.store.errors import BadFilter, NotFound
+from core.store.errors import BadFilter, NotFound, RecordsDeleted
 from core.store.fencing import Fence, require
 from core.store.grading_models import LaterVerdict
-from core.store.models import Evaluation, ItemRecord
+from core.store.models import Evaluation, ItemRecord, Run
 from core.store.paging import Page, checked_limit, int_cursors, page_of
 
 CORRECT = "correct"
@@ -139,6 +139,17 @@ def get(session: Session, evaluation_id: str) -> Evaluation:
     row = session.get(Evaluation, evaluation_id)
     if row is None:
         raise NotFound(f"there is no evaluation {evaluation_id[:40]!r}")
+    return row
+
+
+def with_records(session: Session, evaluation_id: str) -> Evaluation:
+    """Return one evaluation whose records are still there; raises NotFound or RecordsDeleted.
+
+    What was found stays on record when a run is deleted, so :func:`get` finds the evaluation; its answers are gone.
+    """
+    row = get(session, evaluation_id)
+    if session.scalar(select(Run.deleted_at).where(Run.id == row.run_id)) is not None:
+        raise RecordsDeleted(f"the records of evaluation {row.id} went when its run {row.run_id} was deleted")
     return row
 
 

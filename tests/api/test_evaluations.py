@@ -56,6 +56,29 @@ def test_items_can_be_compared_with_another_evaluation(client: TestClient, finis
     assert [row["item_id"] for row in rows] == ["item-3"]  # 1111110110 -> 1110110111
 
 
+def test_items_are_not_compared_with_an_evaluation_of_another_suite(client: TestClient, build: Builder) -> None:
+    fence = build.running()
+    here, other = build.evaluation(fence, 0, "base", "11"), build.evaluation(fence, 0, "base", "10", suite="gsm8k")
+    answer = client.get(f"/evals/{here}/items?against={other}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (422, "not_comparable", "against")
+
+
+@pytest.mark.parametrize(
+    "path", ["{e}/items", "{e}/export?format=jsonl", "{e}/diff/{o}", "{o}/diff/{e}", "{o}/items?against={e}"]
+)
+def test_records_that_went_with_their_run_are_not_shown_as_none(
+    client: TestClient, build: Builder, finished: FinishedRun, path: str
+) -> None:
+    other = build.evaluation(build.running(), 0, "base", "1111110110")
+    assert client.delete(f"/runs/{finished.id}").status_code == 204
+    answer = client.get("/evals/" + path.format(e=finished.base, o=other))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (410, "deleted")
+    assert finished.id in answer.json()["error"]["message"]
+    assert client.get(f"/evals/{finished.base}").json()["accuracy"] == 0.8
+    assert client.post(f"/evals/{finished.base}/regrade").json()["error"]["param"] == "regrade"
+
+
 @pytest.mark.parametrize(
     ("query", "status"),
     [("flip=sideways", 422), ("after=x", 422), ("after=1", 422), ("against=zz", 422), ("against=ffffffffffff", 404)],

@@ -86,6 +86,9 @@ def test_the_answers_that_a_later_grading_judges_otherwise_can_be_listed(client:
     assert (first["has_more"], rest["has_more"]) == (True, False)
     assert client.get(f"/evals/{made}/items?changed_by={same}").json()["data"] == []
     assert client.get(f"/evals/{made}/items?changed_by=ffffffffffff").status_code == 404
+    elsewhere = build.evaluation(build.running(), 0, "base", "1")
+    foreign = client.get(f"/evals/{elsewhere}/items?changed_by={later}")
+    assert (foreign.status_code, foreign.json()["error"]["param"]) == (422, "changed_by")
 
 
 def test_a_comparison_chooses_whose_verdicts_count(client: TestClient, build: Builder) -> None:

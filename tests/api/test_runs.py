@@ -173,6 +173,29 @@ def test_same_key_while_the_first_request_is_in_flight_conflicts(client: TestCli
     assert again.json()["error"]["code"] == "idempotency_in_flight"
 
 
+@pytest.mark.parametrize("what", ["run", "fork", "regrade", "export"])
+def test_a_repeat_is_answered_although_what_it_names_is_gone(
+    client: TestClient, finished: FinishedRun, what: str
+) -> None:
+    checkpoint = client.get(f"/runs/{finished.id}/checkpoints").json()["data"][-1]
+    evaluation = client.get(f"/runs/{finished.id}/evals").json()["data"][-1]
+    evaluating = {"kind": "eval", "model": f"run:{finished.id}/step-{checkpoint['step']}", "suites": ["gsm8k"]}
+    path, body = {
+        "run": ("/runs", evaluating | {"device": {"kind": "cpu"}}),
+        "fork": (f"/runs/{finished.id}/fork", {"from_step": "scratch"}),
+        "regrade": (f"/evals/{evaluation['id']}/regrade", None),
+        "export": (f"/checkpoints/{checkpoint['id']}/export", {"format": "hf"}),
+    }[what]
+    headers = {"Idempotency-Key": what}
+    first = client.post(path, json=body, headers=headers)
+    assert first.status_code == 201, first.text
+    assert client.post(f"/runs/{first.json()['id']}/cancel").json()["state"] == "cancelled"
+    assert client.delete(f"/runs/{finished.id}").status_code == 204
+    again = client.post(path, json=body, headers=headers)
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert client.post(path, json=body).status_code in {404, 410, 422}
+
+
 def test_key_of_a_refused_request_can_be_used_again(client: TestClient) -> None:
     assert _post(client, "one", lr=1.0).status_code == 422
     assert _post(client, "one").status_code == 201

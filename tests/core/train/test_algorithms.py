@@ -10,7 +10,9 @@ import pytest
 from core.jobs import UserError
 from core.rl.optim import AdamW
 from core.store import checkpoints, events, metrics, rollouts
+from core.train import update
 from core.train.loop import run_training
+from tests.core.engines.conftest import make_tokenizer
 from tests.core.train.service import Killed, ScriptedControl, Service
 from tests.core.train.test_resume import QUICK
 
@@ -221,6 +223,28 @@ def test_one_gradient_that_is_not_a_number_is_recorded_and_the_run_goes_on(servi
     assert [(point.value is None, point.nonfinite) for point in norms] == [(False, None), (True, "nan"), (False, None)]
 
 
+def test_one_loss_that_is_not_a_number_is_on_the_curve_and_the_run_goes_on(service, pool, monkeypatch) -> None:
+    run_id = service.post(**QUICK, max_steps=3, save={"every": 1})
+    original = update.chunked_backward
+    calls: list[int] = []
+
+    def poisoned(*args: Any, **more: Any) -> Any:
+        calls.append(1)
+        result = original(*args, **more)
+        return replace(result, loss_sum=result.loss_sum * float("nan")) if len(calls) == 2 else result
+
+    monkeypatch.setattr(update, "chunked_backward", poisoned)
+    assert run_training(service.attempt(run_id), pool).state == "succeeded"
+    with service.db.read() as session:
+        weights = {row.step: row.sha256 for row in checkpoints.list_(session, run_id)}
+        [skipped] = [one.payload for one in events.page(session, run_id).items if one.type == "update_skipped"]
+        losses = metrics.curves(session, run_id, keys=["loss"])["loss"].points
+    assert [point.nonfinite for point in losses] == [None, "nan", None]
+    assert curve(service, run_id, "updates/skipped") == [0.0, 1.0, 0.0]
+    assert (skipped["step"], "loss" in skipped["reason"]) == (2, True)
+    assert weights[2] == weights[1] != weights[3]
+
+
 def test_a_step_of_truncated_samples_alone_is_skipped_and_the_run_goes_on(service, pool) -> None:
     algorithm = {"name": "grpo", "mask_truncated": True}
     small = {"prompts_per_step": 1, "num_generations": 2, "max_completion_length": 1, "save": {"every": 1}, "seed": 2}
@@ -245,3 +269,15 @@ def test_at_another_temperature_sampler_and_trainer_agree_and_no_two_samples_sha
     distinct = {(row.group_index, tuple(row.token_ids)) for row in rows}
     assert curve(service, run_id, "completions/duplicate_share") == [1 - len(distinct) / len(rows)]
     assert len(distinct) > len(rows) / 2
+
+
+def test_sampled_ids_are_what_is_stored_and_learnt_where_their_text_would_give_others(service, pool) -> None:
+    run_id = service.post(**QUICK, max_steps=1, num_generations=8, max_completion_length=24)
+    run_training(service.attempt(run_id), pool)
+    with service.db.read() as session:
+        rows = rollouts.page(session, run_id, limit=100).items
+    again = [make_tokenizer()(row.text, add_special_tokens=False).input_ids for row in rows]
+    assert any(ids != row.token_ids for ids, row in zip(again, rows, strict=True))
+    assert [row.n_tokens for row in rows] == [len(row.token_ids) for row in rows]
+    # The engine's log-probs of its ids, and the trainer's of what it learns from, token by token.
+    assert curve(service, run_id, "sampling/logp_gap_max")[0] < 1e-4

@@ -182,6 +182,14 @@ def test_the_second_update_of_a_rollout_is_off_policy(name) -> None:
             torch.testing.assert_close(logp, token_logp(fresh.model, sample, TEMPERATURE)[0], rtol=1e-10, atol=1e-12)
 
 
+def test_warm_up_and_decay_count_updates_and_end_with_the_last_of_them() -> None:
+    """Two updates a step: six of the eight follow a warm-up of two, and the last has a sixth of the rate."""
+    changes = {"prompts_per_update": 1, "lr_schedule": "linear", "warmup_updates": 2, "learning_rate": 0.6}
+    updater = Updater(recipe_of({"name": "grpo"}, **changes), TinyPolicy(), 64)
+    rates = [updater.learning_rate(step, place) for step in range(1, 5) for place in range(2)]
+    assert rates == pytest.approx([0.3, 0.6, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1], rel=1e-12)
+
+
 def test_a_sample_out_of_the_loss_is_scored_once_and_alone() -> None:
     policy = TinyPolicy()
     samples = samples_of(policy.model)

@@ -13,7 +13,7 @@ from core.dynamics.probes import ProbeSequence, make_probes
 from core.dynamics.tables import Analysed
 from core.dynamics.target import Target, check_points
 from core.dynamics.tokens import Quantity, probe_table, score_points, token_result
-from core.dynamics.trajectory import MINIMUM
+from core.dynamics.trajectory import MINIMUM, check_alike
 from core.engines.models import load_tokenizer
 from core.jobs import RunContext, UserError
 from core.recipes import AnalysisRecipe
@@ -28,7 +28,9 @@ def analyse(
     context: RunContext, recipe: AnalysisRecipe, target: Target, spec: ComputeSpec, progress: Report
 ) -> Analysed:
     """Compute one analysis of outputs; raises :class:`UserError` or :class:`TrajectoryError` where it cannot be."""
-    check_points(target.points, 2 if spec.name == "first_order" else MINIMUM)
+    two = spec.name == "first_order"
+    check_points(target.points, 2 if two else MINIMUM)
+    check_alike((target.points[0], target.points[-1]) if two else target.points)
     device = torch.device("cuda" if context.device["kind"] == "cuda" else "cpu")
     probes = make_probes(
         context,

@@ -12,7 +12,7 @@ import torch
 from core.dynamics.target import Target
 from core.dynamics.tensor_file import TrajectoryError
 from core.engines.base import Request, SamplingParams
-from core.engines.models import load_model, load_tokenizer, stop_token_ids
+from core.engines.models import ModelError, load_model, load_tokenizer, stop_token_ids
 from core.engines.prompts import PromptError, PromptSpec, render
 from core.engines.transformers_engine import TransformersEngine
 from core.jobs import RunContext, UserError
@@ -59,6 +59,8 @@ def make_probes(
         raise UserError("unusable_data", str(problem)) from problem
     except PromptError as problem:
         raise UserError("unusable_prompt", str(problem)) from problem
+    except ModelError as problem:
+        raise TrajectoryError("damaged_checkpoint", str(problem)) from problem
 
 
 def _drawn(items: ItemSet, count: int, seed: int) -> Sequence[Item]:

@@ -207,6 +207,17 @@ class Trajectory:
         return max(row for row, point in enumerate(self.points) if point.step == step)
 
 
+def check_alike(points: Sequence[Point]) -> None:
+    """Refuse folders that are not whole or whose tensors differ in name, shape or dtype, by their headers alone.
+
+    Raises :class:`TrajectoryError` naming the file.
+    """
+    with ExitStack() as stack:
+        folders = [stack.enter_context(_Folder(point)) for point in points]
+        for folder in folders[1:]:
+            _check_same(folders[0], folder)
+
+
 class _Folder:
     """One point's files. ``weights`` maps names to entries in reading order."""
 

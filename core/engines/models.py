@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
@@ -130,15 +130,40 @@ def load_model(path: Path, dtype: torch.dtype, device: torch.device | str) -> Pr
     """Load a causal language model in eval mode with weights of ``dtype`` on ``device``.
 
     Attention is ``sdpa``: on CPU its forward and backward are bit-identical from call to call, and it is faster there
-    than ``eager``. Raises :class:`ModelError` when the head is one that :func:`body_and_head` refuses.
+    than ``eager``. Raises :class:`ModelError` when the head is one that :func:`body_and_head` refuses, and for weights that
+    cannot be read or do not fill the model: transformers would draw what is missing at random, with a warning at most.
     """
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        str(path), dtype=dtype, attn_implementation="sdpa", local_files_only=True
-    )
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(path),
+            dtype=dtype,
+            attn_implementation="sdpa",
+            local_files_only=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            output_loading_info=True,
+        )
+    except SafetensorError as problem:
+        raise ModelError(f"the weights in {path.name} cannot be read: {problem}; restore the folder") from problem
+    model: PreTrainedModel
+    model, told = loaded
+    _check_filled(path, told)
     model.to(device)  # type: ignore[arg-type]
     model.eval()  # type: ignore[no-untyped-call]
     body_and_head(model)
     return model
+
+
+def _check_filled(path: Path, told: Mapping[str, Iterable[Any]]) -> None:
+    """Refuse weights that left a part of the model as it was drawn; ``told`` is transformers' account of the loading."""
+    for key, what in (("missing_keys", "are missing"), ("mismatched_keys", "have another shape")):
+        # Of a mismatch the name is told with both shapes.
+        names = sorted(name if isinstance(name, str) else name[0] for name in told[key])
+        if names:
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            raise ModelError(
+                f"the weights in {path.name} do not fill the model that its config.json describes: {what}: {shown}; "
+                "restore the folder"
+            )
 
 
 def body_and_head(model: PreTrainedModel) -> tuple[Callable[..., Any], Tensor, bool]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pyarrow import parquet
+from safetensors.torch import load_file, save_file
 from scipy import stats
 
 from core.dynamics import activations, scoring, tokens
@@ -258,6 +259,50 @@ def test_probes_are_sampled_from_the_first_checkpoint_and_the_same_every_time(se
     assert found[0] == found[1]
     assert len({one["item"] for one in found[0]}) == 2
     assert [one["sample"] for one in found[0]] == [0, 1, 0, 1]
+
+
+def cut_short(folder):
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def one_tensor_less(folder):
+    weights = load_file(str(folder / "model.safetensors"))
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        (cut_short, "damaged_checkpoint"),
+        (one_tensor_less, "different_tensors"),
+        (lambda folder: make_llama(head_dim=4).save_pretrained(folder), "different_tensors"),
+    ],
+)
+@pytest.mark.parametrize("name", ["token_linearity", "activation_linearity", "first_order"])
+def test_a_checkpoint_that_is_not_like_the_others_is_refused_by_name(service, name, change, code):
+    folder = service.settings.models_dir / "odd"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(service.settings.models_dir / "mine", folder)
+    change(folder / "step-50")
+    with pytest.raises(UserError, match="step-50") as caught:
+        run_analysis(asked(service, {"name": name, "probe": {"token_ids": GIVEN}}, checkpoints="odd"))
+    assert caught.value.code == code
+
+
+def test_checkpoints_that_all_lack_a_tensor_are_refused_and_never_filled_at_random(service):
+    folder = service.settings.models_dir / "lacking"
+    shutil.copytree(service.settings.models_dir / "mine", folder)
+    for point in folder.iterdir():
+        one_tensor_less(point)
+    sampled = {"suite": "reasoning_gym:chain_sum", "items": 1, "n": 1, "max_completion_length": 2}
+    for probe in (sampled, {"token_ids": GIVEN}):
+        with pytest.raises(
+            UserError, match=r"step-0 do not fill .* are missing: model\.layers\.1\.mlp\.up_proj"
+        ) as caught:
+            run_analysis(asked(service, {"name": "token_linearity", "probe": probe}, checkpoints="lacking"))
+        assert caught.value.code == "damaged_checkpoint"
 
 
 def test_probes_of_another_vocabulary_are_refused_by_folder(service):

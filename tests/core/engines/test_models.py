@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import shutil
 
 import pytest
@@ -55,6 +56,37 @@ def test_a_saved_model_loads_with_identical_logits_hash_and_keys(build_llama, to
     assert weights_sha256(weights) == weights_sha256(named_weights(model)) == weights_sha256(named_weights(loaded))
     assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) is tied
     assert not loaded.training
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"),
+            "are missing: model.layers.1.mlp.up_proj.weight",
+        ),
+        (
+            lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}),
+            "have another shape: model.norm.weight",
+        ),
+    ],
+)
+def test_weights_that_do_not_fill_the_model_are_refused_and_never_drawn_at_random(
+    llama, tokenizer, tmp_path, change, told
+):
+    folder = _save(llama, tokenizer, tmp_path / "m")
+    weights = load_file(str(folder / "model.safetensors"))
+    change(weights)
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"the weights in m .*{re.escape(told)}"):
+        load_model(folder, torch.float32, "cpu")
+
+
+def test_weights_that_are_cut_short_are_refused_by_folder(llama, tokenizer, tmp_path):
+    file = _save(llama, tokenizer, tmp_path / "m") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ModelError, match="the weights in m cannot be read"):
+        load_model(tmp_path / "m", torch.float32, "cpu")
 
 
 def test_transformers_itself_loads_what_was_saved(llama, tokenizer, tmp_path):

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from sqlalchemy.orm import Session
 
 from core.engines.base import NonFiniteLogitsError
+from core.engines.manifest import OPTIMIZER, DamagedCheckpointError, verify_checkpoint
 from core.engines.models import ModelError, text_decoder
 from core.engines.prompts import PromptError
 from core.engines.references import ModelSource, find_model, start_model
@@ -117,7 +118,23 @@ def _plan(context: RunContext, recipe: EvalRecipe) -> _Plan:
 
 
 def _find(context: RunContext, reference: str) -> ModelSource:
-    return find_model(context.db, context.settings, context.fence, reference)
+    """The weights that ``reference`` means, which are those that were written. Raises :class:`UserError` where they are not."""
+    source = find_model(context.db, context.settings, context.fence, reference)
+    if source.sha256 is None:
+        return source
+    try:
+        # The optimizer's state is not asked for, and goes from a run at work while it trains.
+        written = verify_checkpoint(source.folder, without={OPTIMIZER})
+    except DamagedCheckpointError as problem:
+        raise _damaged(source, str(problem)) from problem
+    if written != source.sha256:
+        raise _damaged(source, "its manifest is that of other weights")
+    return source
+
+
+def _damaged(source: ModelSource, why: str) -> UserError:
+    message = f"the checkpoint {source.reference} is damaged: {why}; evaluate another step, or put its files back"
+    return UserError("damaged_checkpoint", message)
 
 
 def _others(session: Session, recipe: EvalRecipe, model: ModelSource, trained: TrainRecipe | None) -> Iterator[str]:

@@ -17,13 +17,15 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-MANIFEST = "manifest.json"
-OPTIMIZER = "optimizer.safetensors"
+from core.engines.manifest import MANIFEST, OPTIMIZER, DamagedCheckpointError, file_sha256, verify_checkpoint
+
+__all__ = [
+    "MANIFEST", "OPTIMIZER", "TRAINER_STATE", "CheckpointFile", "DamagedCheckpointError", "WrittenCheckpoint",
+    "drop_optimizer", "manifest_without_optimizer", "read_optimizer", "read_trainer_state", "remove_checkpoint",
+    "remove_leftovers", "verify_checkpoint", "write_checkpoint",
+]  # fmt: skip
+
 TRAINER_STATE = "trainer_state.json"
-
-
-class DamagedCheckpointError(Exception):
-    """A checkpoint folder is incomplete or differs from its manifest; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +86,6 @@ def write_checkpoint(
     aside.rename(directory)
     _sync(directory.parent)
     return WrittenCheckpoint(directory, step, weights_sha256, files)
-
-
-def verify_checkpoint(directory: Path) -> str:
-    """Check every file against the manifest and return the weights' hash.
-
-    Raises :class:`DamagedCheckpointError` naming the first file that is missing, short or different.
-    """
-    manifest_path = directory / MANIFEST
-    if not manifest_path.is_file():
-        raise DamagedCheckpointError(f"{directory.name} has no {MANIFEST}: it was never completed")
-    try:
-        manifest = json.loads(manifest_path.read_text())
-        files = {str(name): (facts["bytes"], facts["sha256"]) for name, facts in manifest["files"].items()}
-        weights = str(manifest["weights_sha256"])
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise DamagedCheckpointError(f"{directory.name}/{MANIFEST} cannot be read: {problem!r}") from problem
-    for name, expected in files.items():
-        path = directory / name
-        if not path.is_file():
-            raise DamagedCheckpointError(f"{directory.name}/{name} is missing")
-        if (path.stat().st_size, _sha256(path)) != expected:
-            raise DamagedCheckpointError(f"{directory.name}/{name} differs from the manifest")
-    return weights
 
 
 def read_optimizer(directory: Path) -> dict[str, Tensor]:
@@ -179,12 +158,7 @@ def _json_bytes(value: Mapping[str, Any]) -> bytes:
 
 def _seal(path: Path) -> CheckpointFile:
     _sync(path)
-    return CheckpointFile(path.name, path.stat().st_size, _sha256(path))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return CheckpointFile(path.name, path.stat().st_size, file_sha256(path))
 
 
 def _sync(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Evaluation runs on a tiny model through the real store: base and checkpoint, greedy and sampled, interrupted."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,41 @@ def test_a_checkpoint_that_is_not_there_is_named(
     context = service.attempt(service.post_recipe(recipe(model=f"run:{run_id}/step-7")))
     with pytest.raises(UserError, match="checkpoints of steps 0, 2"):
         run_evaluation(context, pool)
+    service.lost(context)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("model.safetensors", lambda data: data[:-4] + b"\x00\x00\x80\x3f", "model.safetensors differs"),
+        ("model.safetensors", lambda data: data[:1000], "model.safetensors differs"),
+        ("config.json", lambda data: data[:10], "config.json differs"),
+        ("tokenizer.json", lambda data: None, "tokenizer.json is missing"),
+        ("manifest.json", lambda data: None, "has no manifest.json"),
+        ("manifest.json", lambda data: data[:50], "manifest.json cannot be read"),
+        ("manifest.json", lambda data: re.sub(rb'(weights_sha256": ").{8}', rb"\g<1>00000000", data), "other weights"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_not_evaluated(trained, pool, name, damage, words) -> None:
+    service, run_id = trained
+    with service.db.read() as session:
+        row = checkpoints.at_step(session, run_id, 2)
+    path = service.settings.home / row.path / name
+    before = path.read_bytes()
+    after = damage(before)
+    context = service.attempt(service.post_recipe(recipe(model=f"run:{run_id}/step-2")))
+    path.unlink()
+    if after is not None:
+        path.write_bytes(after)
+    try:
+        with pytest.raises(UserError, match=words) as refused:
+            run_evaluation(context, pool)
+    finally:
+        path.write_bytes(before)
+    assert refused.value.code == "damaged_checkpoint"
+    assert f"run:{run_id}/step-2" in refused.value.message
+    with service.db.read() as session:
+        assert evaluations.list_for_run(session, context.run_id) == []
     service.lost(context)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from core.engines.manifest import file_sha256
 from core.jobs import UserError
 from core.store import checkpoints, evaluations, events, runs
 from core.tasks.pool import VerifierPool
@@ -64,7 +65,7 @@ def test_only_the_newest_checkpoint_keeps_optimizer_state_and_every_folder_verif
         with service.db.read() as session:
             files = {file.name: (file.bytes, file.sha256) for file in checkpoints.files(session, row.id)}
         assert {path.name: path.stat().st_size for path in folder.iterdir()} == {n: f[0] for n, f in files.items()}
-        assert files[folders.MANIFEST][1] == folders._sha256(folder / folders.MANIFEST)
+        assert files[folders.MANIFEST][1] == file_sha256(folder / folders.MANIFEST)
         assert row.bytes == sum(size for size, _ in files.values())
 
 

@@ -400,11 +400,13 @@ def _print_error(error: ClientError, *, as_json: bool) -> None:
 
         sys.stdout.write(json.dumps(error.body(), ensure_ascii=False) + "\n")
         return
+    from client import words
+
     label = "\033[31merror\033[0m" if sys.stderr.isatty() else "error"
-    sys.stderr.write(f"{label}: {error.message}\n")
+    sys.stderr.write(f"{label}: {words.plain(error.message)}\n")
     for name, text in (("field", error.param), ("hint", error.hint)):
         if text:
-            sys.stderr.write(f"  {name}: {text}\n")
+            sys.stderr.write(f"  {name}: {words.plain(text)}\n")
 
 
 if __name__ == "__main__":

@@ -170,7 +170,7 @@ def _print_log(entries: Sequence[Json], *, as_json: bool, lines: bool) -> None:
         print_json({"data": entries})
         return
     for entry in entries:
-        sys.stdout.write((json.dumps(entry, ensure_ascii=False) if as_json else entry["text"]) + "\n")
+        sys.stdout.write((json.dumps(entry, ensure_ascii=False) if as_json else words.plain(entry["text"])) + "\n")
     sys.stdout.flush()
 
 

@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from client import words
 from client.errors import ClientError
 from core.tasks.item_tests import VERIFIERS, verifier_of
 from core.tasks.items import Item, ItemError
@@ -113,5 +114,5 @@ def _print(identifier: str, verdict: Verdict, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
     else:
         extracted = "" if verdict.extracted is None else "  " + " ".join(verdict.extracted.split())[:60]
-        sys.stdout.write(f"{identifier:<16} {verdict.verdict.value:<11} {verdict.reason}{extracted}\n")
+        sys.stdout.write(f"{identifier:<16} {verdict.verdict.value:<11} {words.plain(verdict.reason + extracted)}\n")
     sys.stdout.flush()

@@ -203,10 +203,10 @@ def error(failure: Json) -> list[RenderableType]:
     whose = {"user": "the recipe", "system": "the service or the machine"}.get(failure["category"] or "", "not known")
     parts: list[RenderableType] = [
         heading("Error"),
-        facts([("what", failure["message"]), ("code", failure["code"]), ("to mend in", whose)]),
+        facts([("what", words.plain(failure["message"])), ("code", failure["code"]), ("to mend in", whose)]),
     ]
     if lines:
-        parts += [Text("end of the log", style="dim"), Text("\n".join(str(line) for line in lines[-15:]))]
+        parts += [Text("end of the log", style="dim"), Text("\n".join(words.plain(str(line)) for line in lines[-15:]))]
     return parts
 
 

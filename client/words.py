@@ -1,5 +1,6 @@
 """How times, durations, numbers and curves are said in a terminal: pure functions from values to text."""
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -7,6 +8,16 @@ from itertools import pairwise
 _BARS = "▁▂▃▄▅▆▇█"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 NONE = "-"
+# C0 but tab and newline, DEL, C1, and the marks that embed, override or isolate a reading direction.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """Text that others wrote, safe to show: what would steer a terminal, or turn the reading direction, is spelled out.
+
+    Logs and answers hold what a model or a library wrote; an escape sequence in them could set the title, hide lines or paste.
+    """
+    return _STEERING.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def now() -> datetime:

@@ -102,6 +102,12 @@ def test_logs_are_printed_as_they_are_written(capsys, finished):
     assert document(capsys, "logs", finished.id, "--search", "slow")["data"][0]["text"] == "WARNING slow"
 
 
+def test_logs_cannot_steer_the_terminal(capsys, finished, build):
+    build.log(finished.id, 7, "INFO \x1b]0;mine\x07 \x1b[2J\n")
+    assert told(capsys, "logs", finished.id, "-n", "1") == "INFO \\x1b]0;mine\\x07 \\x1b[2J\n"
+    assert document(capsys, "logs", finished.id, "-n", "1")["data"][0]["text"] == "INFO \x1b]0;mine\x07 \x1b[2J"
+
+
 def test_logs_of_a_final_run_are_followed_to_their_end(capsys, finished):
     lines = told(capsys, "logs", "-f", finished.id, "--json").splitlines()
     assert [json.loads(line)["text"] for line in lines][-1] == "INFO end"

@@ -91,3 +91,26 @@ def test_a_long_curve_is_averaged_in_groups():
     assert words.spark([float(value) for value in range(48)], 24) == words.spark(
         [0.5 + 2 * cell for cell in range(24)], 24
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("10%\r100%", "10%\\r100%"),
+        ("\x9b31m", "\\x9b31m"),
+        ("a\u202eb", "a\\u202eb"),
+        ("tab\tand\nline, Zürich ✓ 漢", "tab\tand\nline, Zürich ✓ 漢"),
+    ],
+)
+def test_what_would_steer_a_terminal_is_spelled_out(written, shown):
+    assert words.plain(written) == shown
+
+
+@given(st.text())
+def test_plain_text_stays_as_it_is_and_is_plain_afterwards(text):
+    once = words.plain(text)
+    assert words.plain(once) == once
+    assert not any(ord(char) < 32 and char not in "\t\n" for char in once)
+    if text.isprintable():
+        assert once == text

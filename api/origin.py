@@ -48,6 +48,8 @@ class SameOriginOnly:
             await JSONResponse(error.body(), error.status)(scope, receive, guarded)
 
     def _verdict(self, method: str, headers: Headers) -> ApiError | None:
+        if len(headers.getlist("host")) > 1:
+            return Forbidden("the Host header is given twice", param="Host", code="forbidden_host", hint="give it once")
         host = headers.get("host", "")
         if self.names is not None and host_name(host) not in self.names:
             return Forbidden(

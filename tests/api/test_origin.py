@@ -30,6 +30,12 @@ def test_foreign_host_is_refused(client: TestClient, host: str) -> None:
     assert answer.json()["error"]["code"] == "forbidden_host"
 
 
+@pytest.mark.parametrize("hosts", [("localhost", "evil.example"), ("evil.example", "localhost"), ("localhost",) * 2])
+def test_two_hosts_are_refused_whatever_they_name(client: TestClient, hosts: tuple[str, str]) -> None:
+    answer = client.get("/runs", headers=[("Host", host) for host in hosts])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (403, "Host")
+
+
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8421", "127.0.0.1:1", "[::1]:8421"])
 def test_loopback_host_is_accepted(client: TestClient, host: str) -> None:
     assert client.get("/runs", headers={"Host": host}).status_code == 200

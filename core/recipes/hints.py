@@ -23,6 +23,8 @@ _CLIP = "the two sides are named apart: [1 - clip_low, 1 + clip_high]"
 _ACCUMULATION = "not needed: micro-batches follow from micro_batch_tokens and never change the result"
 _FULL = "training rollouts sample from the full distribution at `temperature`; top_p and top_k would falsify log-probabilities"
 
+_SECTIONS = ("trainer", "actor_rollout_ref", "critic", "reward_model", "training_args")
+
 FOREIGN_NAMES: dict[str, Foreign] = {
     **_same("learning_rate", "lr", "actor_learning_rate", "actor_lr"),
     **_same("lr_schedule", "lr_scheduler_type", "lr_scheduler", "lr_warmup_style", "scheduler"),
@@ -35,7 +37,8 @@ FOREIGN_NAMES: dict[str, Foreign] = {
     **_same("max_grad_norm", "grad_clip", "clip_grad", "gradient_clipping", "max_norm"),
     **_same("optimizer", "optim", "optimizer_name", "optimizer_type"),
     **_same("model", "model_name", "model_name_or_path", "model_path", "pretrain", "policy", "actor"),
-    **_same("algorithm", "algo", "adv_estimator", "advantage_estimator", "trainer"),
+    **_same("algorithm", "algo", "adv_estimator", "advantage_estimator"),
+    **_same("algorithm", "importance_sampling_level", note="gspo weighs whole sequences, grpo tokens"),
     **_same(
         "algorithm.std",
         "scale_rewards",
@@ -152,6 +155,7 @@ FOREIGN_NAMES: dict[str, Foreign] = {
     **_same(
         "",
         "num_iterations",
+        "mu",
         "ppo_epochs",
         note="each rollout is used once; more updates per step come from a smaller prompts_per_update",
     ),
@@ -167,6 +171,7 @@ FOREIGN_NAMES: dict[str, Foreign] = {
         "ref_model",
         "reference_model",
         "ref_update_steps",
+        "sync_ref_model",
         note="the reference is the start model; it is loaded when algorithm.kl.coef is above 0",
     ),
     **_same(
@@ -205,7 +210,7 @@ FOREIGN_NAMES: dict[str, Foreign] = {
     **_same("prompt.system", "system_prompt", "system_message"),
     **_same("prompt.suffix", "instruction", "prompt_suffix", "instruction_suffix"),
     **_same("prompt.template_kwargs", "chat_template_kwargs", "apply_chat_template_kwargs"),
-    **_same("prompt.stop", "stop_strings", "stop_sequences"),
+    **_same("prompt.stop", "stop_strings", "stop_sequences", "stop_words"),
     **_same("looks.every", "eval_steps", "test_freq", "eval_strategy", "evaluation_strategy", "eval_every"),
     **_same("looks.suites", "eval_dataset", "val_files", "eval_datasets", "benchmarks"),
     **_same("looks.batch_size", "per_device_eval_batch_size", "eval_batch_size", "val_batch_size"),
@@ -220,7 +225,20 @@ FOREIGN_NAMES: dict[str, Foreign] = {
     **_same("name", "run_name", "experiment_name", "project_name", "job_name"),
     **_same("tags", "labels", "run_tags"),
     **_same("", "output_dir", "default_local_dir", note="the service decides where files lie"),
-    **_same("", "report_to", "logging_steps", "logger", note="every step's curves are always recorded"),
+    **_same(
+        "",
+        "report_to",
+        "logging_steps",
+        "logger",
+        "log_completions",
+        "num_completions_to_print",
+        note="every step's curves are always recorded",
+    ),
+    **_same(
+        "model", "resume_from_checkpoint", "resume_mode", "load_checkpoint_path", note="run:ID/step-N, or fork that run"
+    ),
+    **_same("lora.dropout", "disable_dropout", "attention_dropout", note="0 by default; nothing else drops out"),
+    **_same("", *_SECTIONS, note="fields are not grouped by part here; write them at the top of the recipe"),
     **_same("suites", "tasks", "evals", note="a list of suite names"),
 }
 

@@ -34,6 +34,13 @@ TRAINERS_NAMES = {
     "eval_steps": "looks.every",
     "save_steps": "save.every",
     "top_p": "full distribution",
+    "trainer": "at the top of the recipe",
+    "actor_rollout_ref": "at the top of the recipe",
+    "resume_from_checkpoint": "run:ID/step-N",
+    "importance_sampling_level": "gspo",
+    "log_completions": "always recorded",
+    "stop_words": "prompt.stop",
+    "disable_dropout": "lora.dropout",
 }
 
 

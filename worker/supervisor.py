@@ -35,6 +35,9 @@ STOP_GRACE_S = 600.0
 EXIT_GRACE_S = 15.0
 """Seconds between losing hold of the run (an outcome is recorded) and the end of the process; then it counts as stuck."""
 
+_LAST_WORDS = 300
+"""Characters of a crashed runner's last line that are told in the reason."""
+
 log = logging.getLogger(__name__)
 
 Command = Callable[[queue.Claim], Sequence[str]]
@@ -196,6 +199,10 @@ def _settle(db: Database, order: Order, stopped: _Stopped | None, status: int) -
         case RunnerExit.RECORDED | RunnerExit.DRAINED:
             # Normally stale by now, because the runner recorded its outcome; if not, the runner broke its promise.
             code, message = "no_outcome", f"the runner ended with {describe_status(status)} but recorded no outcome"
+        case RunnerExit.SOFTWARE:
+            # The runner's last words are the exception that ended it: a full disk, for example, is known by them alone.
+            words = log_tail(order.log_file, lines=1)[:_LAST_WORDS]
+            code, message = "runner_crashed", f"the runner crashed: {describe_status(status)}; its log ends: {words}"
         case _:
             code, message = "runner_crashed", f"the runner crashed: {describe_status(status)}"
     return _interrupt(db, fence, message, _system_error(code, message, order.log_file))

@@ -23,6 +23,9 @@ match behaviour:
         threading.Event().wait()
     case "crash":
         sys.exit("the tensor fell over")
+    case "disk_full":
+        sys.stderr.write('  File "loop.py", line 1\nOSError: [Errno 28] No space left on device\n')
+        sys.exit(70)
     case "say_nothing":
         sys.exit(0)
     case "stale":

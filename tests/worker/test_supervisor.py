@@ -177,6 +177,16 @@ def test_a_crash_queues_the_run_again_and_the_last_one_fails_it_with_the_log(nod
     assert len(desk.attempts(run_id)) == 2
 
 
+def test_an_exception_that_ended_the_runner_is_named_by_the_attempt_and_the_run(node, desk):
+    run_id = desk.submit("any", max_attempts=1)
+
+    assert bare(node, "disk_full").result() == Ending.INTERRUPTED
+
+    said = "exit status 70; its log ends: OSError: [Errno 28] No space left on device"
+    assert said in desk.run(run_id).error["message"]
+    assert said in desk.attempts(run_id)[0].end_reason
+
+
 def test_a_killed_runner_is_a_crash_that_names_the_signal(node, desk):
     run_id = desk.submit("any")
     supervision = bare(node, "deaf")

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
@@ -204,14 +206,22 @@ async def _database_error(_request: Request, exc: Exception) -> JSONResponse:
     return JSONResponse(error.body(), error.status, {"Retry-After": "5"})
 
 
-async def _request_error(_request: Request, exc: Exception) -> JSONResponse:
+async def _request_error(request: Request, exc: Exception) -> JSONResponse:
     assert isinstance(exc, RequestValidationError)
     first = exc.errors()[0]
     where, *path = [str(part) for part in first["loc"]]
     param = ".".join(path) or where
-    hint = f"allowed: {first['ctx']['expected']}" if "expected" in first.get("ctx", {}) else None
+    allowed = first.get("ctx", {}).get("expected") or _description(request, param)
+    hint = f"allowed: {allowed}" if allowed else None
     message = f"{where} parameter {param}: {first['msg']}"
     return JSONResponse(error_body("invalid_request", message, param, hint), InvalidRequest.status)
+
+
+def _description(request: Request, param: str) -> str | None:
+    """What the endpoint's document says of a parameter."""
+    route = request.scope.get("route")
+    declared = get_flat_params(route.dependant) if isinstance(route, APIRoute) else []
+    return next((field.field_info.description for field in declared if field.alias == param), None)
 
 
 async def _http_error(_request: Request, exc: Exception) -> JSONResponse:

@@ -19,7 +19,7 @@ _MAX_LINE_BYTES = 64 * 1024
 _MAX_UNLEVELLED = 400
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b")
 _ALIASES = {"WARN": "WARNING", "FATAL": "CRITICAL"}
-_CURSOR = re.compile(r"(\d{1,9}):(\d{1,18})")
+_CURSOR = re.compile(r"([0-9]{1,9}):([0-9]{1,18})")
 
 
 @dataclass(frozen=True)

@@ -119,3 +119,23 @@ def test_unexpected_failure_tells_nothing_of_the_inside(
     assert answer.status_code == 500
     assert answer.json()["error"]["code"] == "internal"
     assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "said"),
+    [
+        ("/runs/ab/curves?attempt=CURRENT", "attempt", "`current`, or the number of one attempt"),
+        ("/runs/ab/curves?max_points=0", "max_points", "per key"),
+        ("/runs/ab/curves?format=xml", "format", "'json' or 'csv'"),
+        ("/runs/zz", "id", "id of a run"),
+        ("/evals/a/diff/b", "a", "12 hexadecimal characters"),
+        ("/runs/ab/logs?tail=0", "tail", "lines"),
+    ],
+)
+def test_a_parameter_that_cannot_be_used_is_told_with_what_it_is(
+    client: TestClient, path: str, param: str, said: str
+) -> None:
+    answer = client.get(path)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (422, param)
+    assert said in error["hint"]

@@ -44,7 +44,9 @@ def test_run_without_a_log_has_an_empty_one(client: TestClient, build: Builder) 
     assert client.get(f"/runs/{build.queued()['id']}/logs").json()["data"] == []
 
 
-@pytest.mark.parametrize("query", ["after=x", "after=1:-1", "tail=0", "level=LOUD", "attempt=0", "search=%00"])
+@pytest.mark.parametrize(
+    "query", ["after=x", "after=1:-1", "after=٣:1", "tail=0", "level=LOUD", "attempt=0", "search=%00"]
+)
 def test_unusable_log_query_is_refused(client: TestClient, build: Builder, query: str) -> None:
     answer = client.get(f"/runs/{build.queued()['id']}/logs?{query}")
     assert answer.status_code == 422

@@ -1,10 +1,9 @@
-"""The one pass over a trajectory's files: read in order by one thread, added up by others, merged in the order of reading.
+"""The one pass over a trajectory's files: read in order by one thread, added up by another, merged in the order of reading.
 
 The result is the same however the threads take turns, since every chunk is added up by itself. What is made of the sums is
 `linearity`'s part.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +29,7 @@ _PIECE_ELEMENTS = 16384  # what is worked on at a time: it and its increments st
 _DOT_ELEMENTS = 8192  # at a time: longer dot products, too, are divided among threads by BLAS
 _ROWS_BYTES = 256 << 10  # of a matrix, multiplied at a time: so little that BLAS starts no threads beside ours
 _HELD_ELEMENTS = 2 << 20  # the change of a larger matrix would not fit the memory bound
-_WORKERS = max(1, min(2, os.cpu_count() or 1))
+_WORKERS = 1  # beside the thread that reads: a second one waits for the interpreter's lock more than it adds up
 
 OnTensor = Callable[[int, int], None]
 

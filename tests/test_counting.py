@@ -22,7 +22,7 @@ def pytest_pycollect_makeitem(collector, name, obj):
     if name == "test_generated":
         return [pytest.Function.from_parent(collector, name=f"{name}[{n}]", originalname=name, callobj=obj) for n in range(6)]
 """
-GENERATED = "def test_generated():\n    assert True\n"
+GENERATED = "def test_generated(request):\n    assert request.node.name in {f'test_generated[{n}]' for n in range(6)}\n"
 PARALLEL = ("-p", "xdist", "-n", "2", "--dist", "loadfile")
 
 

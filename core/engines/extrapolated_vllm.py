@@ -81,7 +81,7 @@ class ExtrapolatedForCausalLM(nn.Module):
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """Refused: the networks embed for themselves, and one embedding cannot stand for both."""
-        raise NotImplementedError("two networks have two input embeddings; give token ids")
+        raise ValueError("two networks have two input embeddings; give token ids")
 
     def forward(
         self,

@@ -462,65 +462,24 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         op.execute(trigger)
 
 
-def downgrade() -> None:  # noqa: PLR0915
-    """Take this revision back."""
+def downgrade() -> None:
+    """Take this revision back; a table takes its indexes with it."""
     op.drop_table("looks")
-    with op.batch_alter_table("item_records", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_item_records_evaluation_id_position_sample"))
-
     op.drop_table("item_records")
     op.drop_table("checkpoint_files")
-    with op.batch_alter_table("run_tags", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_run_tags_tag"))
-
     op.drop_table("run_tags")
-    with op.batch_alter_table("run_after", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_run_after_after_id"))
-
     op.drop_table("run_after")
-    with op.batch_alter_table("rollouts", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_rollouts_run_id_step_id"))
-
     op.drop_table("rollouts")
-    with op.batch_alter_table("prespecifications", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_prespecifications_run_id"))
-        batch_op.drop_index(batch_op.f("ix_prespecifications_hash"))
-
     op.drop_table("prespecifications")
-    with op.batch_alter_table("outbox", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_outbox_sent_at_id"))
-        batch_op.drop_index(batch_op.f("ix_outbox_run_id"))
-
     op.drop_table("outbox")
-    with op.batch_alter_table("metrics", schema=None) as batch_op:
-        batch_op.drop_index("ix_metrics_level")
-
     op.drop_table("metrics")
     op.drop_table("metric_series")
-    with op.batch_alter_table("events", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_events_run_id_seq"))
-
     op.drop_table("events")
-    with op.batch_alter_table("evaluations", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_evaluations_run_id_suite_step"))
-
     op.drop_table("evaluations")
-    with op.batch_alter_table("checkpoints", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_checkpoints_sha256"))
-
     op.drop_table("checkpoints")
     op.drop_table("attempts")
-    with op.batch_alter_table("analyses", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_analyses_target_run_id"))
-        batch_op.drop_index(batch_op.f("ix_analyses_run_id"))
-
     op.drop_table("analyses")
     op.drop_table("workers")
-    with op.batch_alter_table("runs", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_runs_state_priority_seq"))
-        batch_op.drop_index(batch_op.f("ix_runs_lease_expires_at"))
-        batch_op.drop_index(batch_op.f("ix_runs_family_hash"))
-
     op.drop_table("runs")
     op.drop_table("prompts")
     op.drop_table("log_entries")

@@ -13,7 +13,7 @@ from core.tasks.reward_pool import Call, RewardLoadError, RewardPool
 
 SOURCE = '''
 """Rewards of the tests."""
-import os, random, time
+import os, random, threading
 
 def length(prompt, completion, item, most=10):
     return min(len(completion), most) / most
@@ -33,7 +33,7 @@ def hostile(prompt, completion, item):
         while True:
             pass
     if completion == "sleep":
-        time.sleep(60)
+        threading.Event().wait()
     if completion == "memory":
         return len(bytearray(1 << 34))
     if completion == "crash":

@@ -199,6 +199,23 @@ def test_weights_that_are_not_finite_are_never_written(service, pool, monkeypatc
         assert [row.step for row in checkpoints.list_(session, run_id)] == [0, 1]
 
 
+def points(service, run_id: str, key: str) -> list[Any]:
+    """The points of one curve, those that are not finite included."""
+    with service.db.read() as session:
+        return list(metrics.curves(session, run_id, keys=[key])[key].points)
+
+
+def reason_of_skipping_step_2(service, run_id: str) -> str:
+    """Of three steps the second alone took no update, and the third did: the reason that was given."""
+    with service.db.read() as session:
+        weights = {row.step: row.sha256 for row in checkpoints.list_(session, run_id)}
+        [skipped] = [one.payload for one in events.page(session, run_id).items if one.type == "update_skipped"]
+    assert curve(service, run_id, "updates/skipped") == [0.0, 1.0, 0.0]
+    assert weights[2] == weights[1] != weights[3]
+    assert skipped["step"] == 2
+    return str(skipped["reason"])
+
+
 def test_one_gradient_that_is_not_a_number_is_recorded_and_the_run_goes_on(service, pool, monkeypatch) -> None:
     run_id = service.post(**QUICK, max_steps=3, save={"every": 1})
     original = AdamW.grad_norm
@@ -212,14 +229,8 @@ def test_one_gradient_that_is_not_a_number_is_recorded_and_the_run_goes_on(servi
 
     monkeypatch.setattr(AdamW, "grad_norm", poisoned)
     assert run_training(service.attempt(run_id), pool).state == "succeeded"
-    with service.db.read() as session:
-        weights = {row.step: row.sha256 for row in checkpoints.list_(session, run_id)}
-        [skipped] = [one.payload for one in events.page(session, run_id).items if one.type == "update_skipped"]
-        norms = metrics.curves(session, run_id, keys=["grad_norm"])["grad_norm"].points
-    assert curve(service, run_id, "updates/skipped") == [0.0, 1.0, 0.0]
-    assert weights[2] == weights[1] != weights[3]
-    assert skipped["step"] == 2
-    assert "model.embed_tokens.weight" in skipped["reason"]
+    assert "model.embed_tokens.weight" in reason_of_skipping_step_2(service, run_id)
+    norms = points(service, run_id, "grad_norm")
     assert [(point.value is None, point.nonfinite) for point in norms] == [(False, None), (True, "nan"), (False, None)]
 
 
@@ -235,14 +246,8 @@ def test_one_loss_that_is_not_a_number_is_on_the_curve_and_the_run_goes_on(servi
 
     monkeypatch.setattr(update, "chunked_backward", poisoned)
     assert run_training(service.attempt(run_id), pool).state == "succeeded"
-    with service.db.read() as session:
-        weights = {row.step: row.sha256 for row in checkpoints.list_(session, run_id)}
-        [skipped] = [one.payload for one in events.page(session, run_id).items if one.type == "update_skipped"]
-        losses = metrics.curves(session, run_id, keys=["loss"])["loss"].points
-    assert [point.nonfinite for point in losses] == [None, "nan", None]
-    assert curve(service, run_id, "updates/skipped") == [0.0, 1.0, 0.0]
-    assert (skipped["step"], "loss" in skipped["reason"]) == (2, True)
-    assert weights[2] == weights[1] != weights[3]
+    assert "loss" in reason_of_skipping_step_2(service, run_id)
+    assert [point.nonfinite for point in points(service, run_id, "loss")] == [None, "nan", None]
 
 
 def test_a_step_of_truncated_samples_alone_is_skipped_and_the_run_goes_on(service, pool) -> None:
